@@ -1,0 +1,85 @@
+"""Every error this package raises on purpose.
+
+Each class also inherits the builtin that fits, so that callers may catch either:
+
+    EngineError
+    ├── ConfigError            ValueError           config.json says something impossible or contradictory
+    ├── UnsupportedModelError  NotImplementedError  a family, field or value that is refused by name
+    ├── WeightError            ValueError           a tensor or weight file is missing, cut, or of the wrong shape
+    ├── RequestError           ValueError           a prompt, option or sampling parameter that cannot be served
+    ├── DownloadError          OSError              a model could not be fetched, or is not what was expected
+    ├── LibraryError           OSError              libokernel was not found or does not fit this package
+    └── KernelError            RuntimeError         a call into libokernel failed; has .status and .function
+        ├── InvalidArgument    ValueError
+        ├── OutOfMemory        MemoryError
+        ├── DeviceError        RuntimeError
+        ├── Unavailable        RuntimeError         no runtime, device, permission, or code for this card
+        ├── Unsupported        NotImplementedError
+        └── NonFiniteError     ArithmeticError      logits hold NaN or infinity; names the first layer that does
+"""
+
+
+class EngineError(Exception):
+    """Base of all errors of this package; its text is one sentence fit to be shown to a user."""
+
+
+class ConfigError(EngineError, ValueError):
+    """config.json (or a sibling) is malformed or contradicts itself; names file and key."""
+
+
+class UnsupportedModelError(EngineError, NotImplementedError):
+    """A model family, config field or value that this engine does not compute; refused by name."""
+
+
+class WeightError(EngineError, ValueError):
+    """A weight file or tensor is missing, damaged, unexpected or of the wrong shape; names it."""
+
+
+class RequestError(EngineError, ValueError):
+    """A prompt, option or sampling parameter that cannot be served; says what would do."""
+
+
+class DownloadError(EngineError, OSError):
+    """A model could not be fetched or failed its checksum; nothing half-written is left behind."""
+
+
+class LibraryError(EngineError, OSError):
+    """libokernel could not be found or loaded, or was built for another version of this package."""
+
+
+class KernelError(EngineError, RuntimeError):
+    """A call into libokernel failed.
+
+    Attributes:
+        status: the ok_status that was returned.
+        function: name of the C function.
+    """
+
+    def __init__(self, message: str, *, status: int = 0, function: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.function = function
+
+
+class InvalidArgument(KernelError, ValueError):
+    """An argument outside the function's contract; nothing was done."""
+
+
+class OutOfMemory(KernelError, MemoryError):
+    """A reservation did not fit; the message gives needed, free and total bytes."""
+
+
+class DeviceError(KernelError):
+    """The GPU runtime or driver reported a failure; the message carries its text."""
+
+
+class Unavailable(KernelError):
+    """No runtime, no device, no permission, or no code object for this card; the message says which."""
+
+
+class Unsupported(KernelError, NotImplementedError):
+    """This build of libokernel cannot do that; the message says what can."""
+
+
+class NonFiniteError(KernelError, ArithmeticError):
+    """Logits hold NaN or infinity; the message names the first layer that does and what to try."""

@@ -4,35 +4,30 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "okernel.h"
-
-struct ok_queue {
-    void *scratch = nullptr;
-    uint64_t scratch_bytes = 0;
-    bool quantized_activations = true;  // q8_0 matmul: activations as int8 per row and 32 values, or f32
-    ok_program *recording = nullptr;    // null: immediate
-};
+#include "program.h"
+#include "status.h"
 
 namespace ok {
-
-// Keeps the message for ok_last_error() and returns `status`. By convention "function: argument=value must be ...".
-[[gnu::format(printf, 2, 3)]] ok_status fail(ok_status status, const char *format, ...);
-
-// Appends a launch to the recording: `run` and a copy of its `bytes` of arguments.
-ok_status append_launch(ok_queue *queue, void (*run)(const void *), const void *args, size_t bytes);
 
 // Runs a launch now, or records it. Arguments were checked before; Args is a plain struct of pointers and scalars.
 template <class Args>
 static inline ok_status submit(ok_queue *queue, void (*run)(const Args &), const Args &args) {
-    static_assert(std::is_trivially_copyable_v<Args>);
-    if (queue->recording)
-        return append_launch(queue, reinterpret_cast<void (*)(const void *)>(run), &args, sizeof args);
+    struct Bound {
+        void (*run)(const Args &);
+        Args args;
+    } bound = {run, args};
+    static_assert(std::is_trivially_copyable_v<Bound>);
+    auto call = [](const void *launch) {
+        const Bound *bound = static_cast<const Bound *>(launch);
+        bound->run(bound->args);
+    };
+    if (queue->recording) return append_launch(queue, call, &bound, sizeof bound);
     run(args);
     return OK_SUCCESS;
 }
 
 // Runs task(context, i) for i in [0, tasks) on the pool, in any order and on any thread; returns when all are done.
-// Results must not depend on who runs what. Few or tiny tasks run on the caller alone.
+// Results must not depend on who runs what. A single task, or any while the pool is busy, runs on the caller alone.
 void run_parallel(int64_t tasks, void (*task)(void *context, int64_t index), void *context);
 
 template <class F>
@@ -41,10 +36,26 @@ static inline void parallel_for(int64_t tasks, F &&body) {
     run_parallel(tasks, [](void *context, int64_t index) { (*static_cast<Body *>(context))(index); }, &body);
 }
 
+// Splits [0, n) into neighbouring ranges of `grain` (the last may be shorter) and runs body(begin, end) for each. Choose
+// the grain so that a range is worth handing to another thread: some 10 microseconds.
+template <class F>
+static inline void parallel_ranges(int64_t n, int64_t grain, F &&body) {
+    parallel_for((n + grain - 1) / grain, [&](int64_t i) {
+        int64_t begin = i * grain, end = begin + grain;
+        body(begin, end < n ? end : n);
+    });
+}
+
 // The instruction-set path in force. Files named <op>_<path>.cpp are compiled for that path and hold nothing else.
 enum class Path { portable, avx2, avx512, avx512vnni, neon, neondot };
 Path path();
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How many of `rows` an operation works on: all, or those before *active. Read when the operation runs.
+static inline int64_t active_rows(const int32_t *active, int64_t rows) {
+    if (!active || *active >= rows) return rows;
+    return *active < 0 ? 0 : *active;
+}
 
 }  // namespace ok

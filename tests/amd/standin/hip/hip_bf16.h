@@ -1,0 +1,3 @@
+// Stand-in for <hip/hip_bf16.h>: the types are in hip_runtime.h.
+#pragma once
+#include "hip_runtime.h"

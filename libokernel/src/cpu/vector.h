@@ -1,4 +1,4 @@
-// vector.h: one vector of floats, as wide as the including file's instruction set: f16 and bf16 at its edges, sums, exp.
+// vector.h: one vector of floats as wide as the including file's instruction set, with f16 and bf16 in memory, and exp.
 //
 // Files of a path (<op>_<path>.cpp) and portable files read the same code; flags decide the width. Portable vectors have
 // four lanes and a multiply and an add for fma; on aarch64 the NEON files say OK_NEON first. Everything here has internal
@@ -47,8 +47,8 @@ inline To bit_cast(const From &from) {
     return to;
 }
 
-inline Vec broadcast(float x) { return Vec{} + x; }
-inline VecInt broadcast(int32_t x) { return VecInt{} + x; }
+inline Vec broadcast(float x) { return x - Vec{}; }  // x + 0 would turn -0 into 0
+inline VecInt broadcast(int32_t x) { return x - VecInt{}; }
 
 inline Vec lane_index() {
     float index[kLanes];
@@ -73,7 +73,7 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// ---- loads and stores ------------------------------------------------------------------------------------------------
+// ---- loads and stores ---------------------------------------------------------------------------------------------
 
 inline Vec load(const float *p) {
     Vec x;
@@ -144,7 +144,7 @@ inline void store(bf16 *p, Vec x) {
     std::memcpy(p, &half, sizeof half);
 }
 
-// ---- across lanes, in one fixed order --------------------------------------------------------------------------------
+// ---- across lanes, in one fixed order -----------------------------------------------------------------------------
 
 inline float sum(Vec x) {
     float lane[kLanes];
@@ -170,7 +170,7 @@ inline float largest(Vec x) {
 #endif
 }
 
-// ---- exp -------------------------------------------------------------------------------------------------------------
+// ---- exp ----------------------------------------------------------------------------------------------------------
 
 // x * 2^n for whole n in [-252, 254], rounded once.
 inline Vec scale_by_power(Vec x, Vec n) {
@@ -189,7 +189,8 @@ inline Vec exp(Vec x) {
     const Vec rounder = broadcast(0x1.8p23f);
     x = max(broadcast(-104.0f), min(broadcast(89.0f), x));
     const Vec n = fma(x, broadcast(0x1.715476p0f), rounder) - rounder;
-    Vec r = fma(n, broadcast(-0x1.62e4p-1f), x);  // ln 2 in two parts; the first has 15 bits, so that n times it is exact
+    // ln 2 comes in two parts; the first has 15 bits, so that n times it is exact.
+    Vec r = fma(n, broadcast(-0x1.62e4p-1f), x);
     r = fma(n, broadcast(-0x1.7f7d1cp-20f), r);
     Vec q = broadcast(0x1.a209bep-13f);
     q = fma(q, r, broadcast(0x1.6ce36cp-10f));

@@ -1,0 +1,99 @@
+// kv_cache.cpp: the size of a paged cache of keys and values, and the op that stores rows in it.
+#include "kv_cache.h"
+
+#include "vector.h"
+
+namespace ok {
+namespace {
+
+struct Args {
+    void *cache;
+    const float *k, *v;   // (rows, kv_heads * head_dim), rows of `stride`
+    const int32_t *slot;  // (rows)
+    int64_t stride, rows;
+    KVLayout layout;
+    ok_dtype dtype;
+};
+
+// dst[i * step] = src[i], rounded to T.
+template <class T>
+void scatter(T *dst, int64_t step, const float *src, int64_t n) {
+    for (int64_t i = 0; i < n; i += kLanes) {
+        const int64_t count = n - i < kLanes ? n - i : kLanes;
+        float wide[kLanes] = {};
+        T narrow[kLanes];
+        std::memcpy(wide, src + i, count * sizeof(float));
+        store(narrow, load(wide));
+        for (int64_t lane = 0; lane < count; lane++) dst[(i + lane) * step] = narrow[lane];
+    }
+}
+
+// A cached token is head_dim keys a head, each in a row of its own, and as many values side by side. Rows of one head
+// follow each other, so that a prompt's keys fill their cache lines while these are near.
+template <class T>
+void append(const Args &args) {
+    const KVLayout &layout = args.layout;
+    T *cache = static_cast<T *>(args.cache);
+    parallel_ranges(layout.kv_heads * args.rows, ceil_div(4096, layout.head_dim), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i++) {
+            const int64_t head = i / args.rows, row = i % args.rows, slot = args.slot[row];
+            if (slot < 0 || slot >= layout.blocks * kTileTokens) continue;
+            const int64_t token = slot % kTileTokens, offset = row * args.stride + head * layout.head_dim;
+            T *tile = cache + layout.tile(slot / kTileTokens, head), *value = tile + layout.value(token);
+            scatter(tile + layout.key(0, token), kTileTokens, args.k + offset, layout.head_dim);
+            scatter(value, 1, args.v + offset, layout.head_dim);
+            for (int64_t d = layout.head_dim; d < layout.value_stride(); d++) value[d] = T{};
+        }
+    });
+}
+
+void run_append(const Args &args) {
+    if (args.dtype == OK_F16)
+        append<f16>(args);
+    else if (args.dtype == OK_BF16)
+        append<bf16>(args);
+    else
+        append<float>(args);
+}
+
+}  // namespace
+
+ok_status check_kv_layout(const char *function, ok_dtype dtype, const KVLayout &layout) {
+    constexpr int64_t limit = int64_t{1} << 40;
+    if (dtype != OK_F32 && dtype != OK_F16 && dtype != OK_BF16)
+        return fail_argument(function, "dtype=%d must be f32, f16 or bf16", static_cast<int>(dtype));
+    if (layout.blocks <= 0 || layout.blocks > INT32_MAX)
+        return fail_argument(function, "blocks=%lld must be between 1 and 2^31 - 1", (long long)layout.blocks);
+    if (layout.head_dim <= 0 || layout.head_dim > kMaxHeadDim)
+        return fail_argument(function, "head_dim=%lld must be between 1 and %lld", (long long)layout.head_dim,
+                             (long long)kMaxHeadDim);
+    if (layout.kv_heads <= 0 || layout.kv_heads > limit / layout.blocks / layout.tile_elements())
+        return fail_argument(function, "kv_heads=%lld must be > 0, and the cache below 2^40 values",
+                             (long long)layout.kv_heads);
+    return OK_SUCCESS;
+}
+
+}  // namespace ok
+
+ok_status ok_kv_cache_bytes(ok_dtype dtype, int64_t blocks, int64_t kv_heads, int64_t head_dim, uint64_t *host_bytes) {
+    const ok::KVLayout layout = {blocks, kv_heads, head_dim};
+    OK_REQUIRE_POINTER(host_bytes);
+    if (ok_status status = ok::check_kv_layout(__func__, dtype, layout)) return status;
+    *host_bytes = static_cast<uint64_t>(layout.elements()) * (dtype == OK_F32 ? 4 : 2);
+    return OK_SUCCESS;
+}
+
+ok_status ok_kv_append(ok_queue *queue, void *cache, ok_dtype dtype, int64_t blocks, const float *k, const float *v,
+                       int64_t stride, const int32_t *slot, int64_t rows, int64_t kv_heads, int64_t head_dim) {
+    const ok::KVLayout layout = {blocks, kv_heads, head_dim};
+    OK_REQUIRE_POINTER(queue);
+    OK_REQUIRE_POINTER(cache);
+    OK_REQUIRE_POINTER(k);
+    OK_REQUIRE_POINTER(v);
+    OK_REQUIRE_POINTER(slot);
+    if (ok_status status = ok::check_kv_layout(__func__, dtype, layout)) return status;
+    OK_REQUIRE(rows >= 0, "rows=%lld must be >= 0", (long long)rows);
+    OK_REQUIRE(stride >= kv_heads * head_dim, "stride=%lld must be >= kv_heads * head_dim = %lld", (long long)stride,
+               (long long)(kv_heads * head_dim));
+    return ok::submit(queue, ok::run_append, ok::Args{cache, k, v, slot, stride, rows, layout, dtype});
+}

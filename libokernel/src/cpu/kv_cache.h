@@ -1,0 +1,32 @@
+// kv_cache.h: how one layer's paged cache of keys and values lies in memory.
+//
+// A block holds OK_KV_BLOCK_SIZE tokens of every kv head, as one tile a head. In a tile the keys come first, transposed
+// (head_dim, tokens), so that vector lanes run over keys; then the values (tokens, padded head_dim), so that lanes run over
+// head_dim. The padding holds zeros.
+#pragma once
+#include <cstdint>
+
+#include "internal.h"
+
+namespace ok {
+
+constexpr int64_t kTileTokens = OK_KV_BLOCK_SIZE;
+constexpr int64_t kMaxHeadDim = 1024;
+
+struct KVLayout {
+    int64_t blocks, kv_heads, head_dim;
+
+    int64_t value_stride() const { return ceil_div(head_dim, 16) * 16; }  // whole vectors on every path
+    int64_t tile_elements() const { return kTileTokens * (head_dim + value_stride()); }
+    int64_t elements() const { return blocks * kv_heads * tile_elements(); }
+    // Where the tile begins; `block` in [0, blocks).
+    int64_t tile(int64_t block, int64_t kv_head) const { return (block * kv_heads + kv_head) * tile_elements(); }
+    // From the tile's beginning: key value d of a token, and the token's first value.
+    int64_t key(int64_t d, int64_t token) const { return d * kTileTokens + token; }
+    int64_t value(int64_t token) const { return kTileTokens * head_dim + token * value_stride(); }
+};
+
+// The first thing that is wrong with a cache's description, as a launcher reports it.
+ok_status check_kv_layout(const char *function, ok_dtype dtype, const KVLayout &layout);
+
+}  // namespace ok

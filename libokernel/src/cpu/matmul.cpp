@@ -1,0 +1,142 @@
+// matmul.cpp: y = x W^T (+ bias) (+ residual): lays rows out as tiles, shares the panels of W among threads; and the
+// portable path, which every other is held to.
+//
+// Traffic: W once for up to 128 rows, x and y once; W alone matters for few rows. Queue scratch holds the tiles.
+#include "matmul.h"
+
+#include "matmul_tile.h"
+
+const ok::MatmulPath ok::matmul_path_portable = kMatmulPath;
+
+namespace {
+
+const MatmulPath &path_in_use() {
+    switch (path()) {
+#if defined(__x86_64__)
+        case Path::avx2: return matmul_path_avx2;
+        case Path::avx512: return matmul_path_avx512;
+        case Path::avx512vnni: return matmul_path_avx512vnni;
+#elif defined(__aarch64__)
+        case Path::neon: return matmul_path_neon;
+        case Path::neondot: return matmul_path_neondot;
+#endif
+        default: return matmul_path_portable;
+    }
+}
+
+MatmulKind kind_of(ok_dtype dtype, bool quantized_activations) {
+    switch (dtype) {
+        case OK_F16: return matmul_f16;
+        case OK_BF16: return matmul_bf16;
+        case OK_Q8_0: return quantized_activations ? matmul_q8_0_int8 : matmul_q8_0;
+        default: return matmul_f32;
+    }
+}
+
+struct MatmulArgs {
+    float *y;
+    const float *x;
+    const void *weight;
+    const float *bias, *residual;
+    const int32_t *active;
+    int64_t rows, out, in;
+    void *scratch;
+    MatmulKind kind;
+};
+
+// Rows become [in][rows of the tile].
+void transpose_tile(float *tile, const float *x, int64_t rows, int64_t in) {
+    for (int64_t k = 0; k < in; k++)
+        for (int64_t r = 0; r < rows; r++) *tile++ = x[r * in + k];
+}
+
+void lay_out_tiles(const MatmulArgs &args, const MatmulJob &job, const MatmulPath &path) {
+    const int64_t blocks = ceil_div(args.in, q8_block);
+    parallel_for(job.tiles, [&](int64_t tile) {
+        const int64_t row = job.tile_row(tile), rows = job.tile_row(tile + 1) - row;
+        const float *x = args.x + row * args.in;
+        if (args.kind == matmul_q8_0_int8)
+            path.quantize_tile(static_cast<char *>(args.scratch) + row * blocks * q8_activation_bytes, x, rows, args.in);
+        else
+            transpose_tile(static_cast<float *>(args.scratch) + row * args.in, x, rows, args.in);
+    });
+}
+
+void run_matmul(const MatmulArgs &args) {
+    const int64_t rows = active_rows(args.active, args.rows);
+    if (rows == 0) return;
+    const MatmulPath &path = path_in_use();
+    const MatmulKernel &kernel = path.kernels[args.kind];
+    MatmulJob job = {args.y,   args.x,   args.weight, args.bias, args.residual, rows,
+                     args.out, args.in, ceil_div(rows, kernel.max_rows)};
+    if (rows > 1 || args.kind == matmul_q8_0_int8) {
+        lay_out_tiles(args, job, path);
+        job.x = args.scratch;
+    }
+
+    // A task is some panels for a block of rows: enough to be worth handing out, few enough to go round.
+    constexpr int64_t worthwhile_products = 32768, neighbours = 4;
+    const int64_t block_tiles = matmul_block_rows / kernel.max_rows;
+    const int64_t row_blocks = ceil_div(job.tiles, block_tiles), panels = ceil_div(args.out, panel_size);
+    const int64_t block_rows = ceil_div(rows, row_blocks);
+    const int64_t least = ceil_div(worthwhile_products, args.in * panel_size * block_rows);
+    const int64_t fair = ceil_div(panels * row_blocks, ok_threads());
+    const int64_t wanted = fair < neighbours ? fair : neighbours;
+    const int64_t share = wanted > least ? wanted : least;
+    const int64_t shares = ceil_div(panels, share);
+    parallel_for(row_blocks * shares, [&](int64_t task) {
+        const int64_t block = task / shares, panel = task % shares * share;
+        kernel.run(job, panel, panel + share < panels ? panel + share : panels, job.tiles * block / row_blocks,
+                   job.tiles * (block + 1) / row_blocks);
+    });
+}
+
+uint64_t scratch_bytes(MatmulKind kind, int64_t rows, int64_t in) {
+    if (kind == matmul_q8_0_int8) return rows * ceil_div(in, q8_block) * q8_activation_bytes;
+    return rows > 1 ? rows * in * sizeof(float) : 0;
+}
+
+bool overlap(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes) {
+    const uintptr_t first = reinterpret_cast<uintptr_t>(a), second = reinterpret_cast<uintptr_t>(b);
+    return first < second + b_bytes && second < first + a_bytes;
+}
+
+}  // namespace
+
+// ---- launchers -------------------------------------------------------------------------------------------------------
+
+#define REQUIRE_SHAPE(dtype, rows, out, in)                                                                            \
+    do {                                                                                                               \
+        OK_REQUIRE(is_matrix_dtype(dtype), "dtype=%d must be 0 (f32), 1 (f16), 2 (bf16) or 3 (q8_0)",                  \
+                   static_cast<int>(dtype));                                                                           \
+        OK_REQUIRE((rows) >= 0 && (rows) <= max_matrix_side, "rows=%lld must be in 0..2^31",                           \
+                   static_cast<long long>(rows));                                                                      \
+        OK_REQUIRE((out) > 0 && (out) <= max_matrix_side, "out=%lld must be in 1..2^31", static_cast<long long>(out)); \
+        OK_REQUIRE((in) > 0 && (in) <= max_matrix_side, "in=%lld must be in 1..2^31", static_cast<long long>(in));     \
+    } while (0)
+
+ok_status ok_matmul(ok_queue *queue, float *y, const float *x, const void *weight, ok_dtype dtype, const float *bias,
+                    const float *residual, const int32_t *active, int64_t rows, int64_t out, int64_t in) {
+    OK_REQUIRE_POINTER(queue);
+    REQUIRE_SHAPE(dtype, rows, out, in);
+    if (rows == 0) return OK_SUCCESS;
+    OK_REQUIRE_POINTER(y);
+    OK_REQUIRE_POINTER(x);
+    OK_REQUIRE_POINTER(weight);
+    OK_REQUIRE(!overlap(x, rows * in * 4, y, rows * out * 4), "x and y must not overlap");
+    const MatmulKind kind = kind_of(dtype, queue->quantized_activations);
+    const uint64_t needed = scratch_bytes(kind, rows, in);
+    OK_REQUIRE(queue->scratch_bytes >= needed, "the queue's scratch of %llu bytes must be >= %llu (ok_matmul_scratch_bytes)",
+               static_cast<unsigned long long>(queue->scratch_bytes), static_cast<unsigned long long>(needed));
+    return submit(queue, run_matmul,
+                  MatmulArgs{y, x, weight, bias, residual, active, rows, out, in, queue->scratch, kind});
+}
+
+ok_status ok_matmul_scratch_bytes(ok_dtype dtype, int64_t rows, int64_t out, int64_t in, uint64_t *host_bytes) {
+    OK_REQUIRE_POINTER(host_bytes);
+    REQUIRE_SHAPE(dtype, rows, out, in);
+    const uint64_t in_f32 = scratch_bytes(kind_of(dtype, false), rows, in);
+    const uint64_t as_int8 = scratch_bytes(kind_of(dtype, true), rows, in);
+    *host_bytes = in_f32 > as_int8 ? in_f32 : as_int8;
+    return OK_SUCCESS;
+}

@@ -1,0 +1,349 @@
+// matmul_tile.h: the matmul of one path, written over vector.h and included by matmul_<path>.cpp.
+//
+// A tile multiplies R rows by P panels of 16 outputs and keeps the R * P * 16 sums in registers. Lanes run over outputs,
+// so each sum is one f32 accumulator that meets the products of its row and its output in the order of `in`, however many
+// rows and panels travel together: that is why a row's result depends on nothing else.
+//
+// Weights are read once for up to max_rows rows: f16 and bf16 are widened to f32 in registers, q8_0 either as f32 (32 values
+// of a panel at a time on the stack) or by exact integer dots against activations quantised per row and 32 values:
+//   y += (sum_i q_w q_x) d_w d_x   per block, with a multiply, a multiply and an add, the same on every path.
+#pragma once
+#include <utility>
+
+#include "matmul.h"
+#include "matrix.h"
+#include "vector.h"
+
+namespace {
+
+using namespace ok;
+
+constexpr int kVecs = panel_size / kLanes;  // vectors of a panel
+
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 12, kWidePanels = 2, kSums = 24;  // sums: vectors that a tile keeps in registers
+constexpr int kMaxRowsInt8 = 12;
+#elif defined(__AVX2__)
+constexpr int kMaxRows = 6, kWidePanels = 1, kSums = 12;
+constexpr int kMaxRowsInt8 = 4;
+#elif defined(OK_NEON)
+constexpr int kMaxRows = 6, kWidePanels = 1, kSums = 24;
+constexpr int kMaxRowsInt8 = 4;
+#else
+constexpr int kMaxRows = 3, kWidePanels = 1, kSums = 12;
+constexpr int kMaxRowsInt8 = 2;
+#endif
+
+// Panels that a tile of `rows` rows takes at once: as many as fit for few rows, where the read of the weights is what
+// counts, and kWidePanels for every height that can occur beside another tile.
+constexpr int panels_at_once(int rows) {
+    if (rows >= (kMaxRows + 1) / 2) return kWidePanels;
+    int panels = 4;
+    while (panels > 1 && rows * panels * kVecs > kSums) panels /= 2;
+    return panels;
+}
+
+// Where P neighbouring panels begin: weights or quants, and f16 scales of q8_0. Strides lead to the next panel.
+struct Panels {
+    const void *data;
+    const f16 *scale;
+    int64_t data_stride, scale_stride;
+};
+
+template <int R, int P>
+struct Sums {
+    Vec at[R][P * kVecs];
+
+    void load(const float *from) { std::memcpy(at, from, sizeof at); }
+    void store(float *to) const { std::memcpy(to, at, sizeof at); }
+};
+
+// sums += x^T w over `n` values: x [n][R], w P panels of [n][16].
+template <int R, int P, class T>
+inline void multiply_add(Sums<R, P> &sums, const float *x, const T *w, int64_t stride, int64_t n) {
+    constexpr int columns = P * kVecs;
+    auto weight = [&](int column) { return ::load(w + column / kVecs * stride + column % kVecs * kLanes); };
+    for (int64_t k = 0; k < n; k++, x += R, w += panel_size) {
+        if constexpr (R < columns) {
+            Vec row[R];
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) row[r] = broadcast(x[r]);
+#pragma GCC unroll 16
+            for (int c = 0; c < columns; c++) {
+                const Vec value = weight(c);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; r++) sums.at[r][c] = fma(value, row[r], sums.at[r][c]);
+            }
+        } else {
+            Vec value[columns];
+#pragma GCC unroll 16
+            for (int c = 0; c < columns; c++) value[c] = weight(c);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) {
+                const Vec row = broadcast(x[r]);
+#pragma GCC unroll 16
+                for (int c = 0; c < columns; c++) sums.at[r][c] = fma(value[c], row, sums.at[r][c]);
+            }
+        }
+    }
+}
+
+// ---- kinds of weights ------------------------------------------------------------------------------------------------
+// Each says how long its walk along `in` is (in `units`), how many units one pass takes when several row tiles share it,
+// how large a unit of x is, where panels begin, and multiplies one tile.
+
+template <class T>
+struct FloatWeights {
+    static constexpr int max_rows = kMaxRows, chunk = 512, x_bytes = sizeof(float);
+    static constexpr int group(int rows) { return panels_at_once(rows); }
+    static int64_t units(int64_t in) { return in; }
+
+    static Panels panels(const MatmulJob &job, int64_t panel, int64_t unit) {
+        return {static_cast<const T *>(job.weight) + (panel * job.in + unit) * panel_size, nullptr,
+                job.in * panel_size, 0};
+    }
+
+    template <int R, int P>
+    static void tile(float *sums, const void *x, const Panels &w, int64_t n, bool first) {
+        Sums<R, P> s = {};
+        if (!first) s.load(sums);
+        multiply_add(s, static_cast<const float *>(x), static_cast<const T *>(w.data), w.data_stride, n);
+        s.store(sums);
+    }
+};
+
+static inline Panels q8_panels(const MatmulJob &job, int64_t panel, int64_t block) {
+    const Q8Matrix matrix(job.weight, job.out, job.in);
+    return {matrix.quants + (panel * matrix.blocks + block) * q8_panel_block_bytes,
+            reinterpret_cast<const f16 *>(matrix.scales) + (panel * matrix.blocks + block) * panel_size,
+            matrix.blocks * q8_panel_block_bytes, matrix.blocks * panel_size};
+}
+
+// q8_0 weights, activations in f32: each weight becomes q * d, then is multiplied as f32.
+struct Q8Weights {
+    static constexpr int max_rows = kMaxRows, chunk = 512, x_bytes = sizeof(float);
+    static_assert(chunk % q8_block == 0);
+    static constexpr int group(int rows) { return panels_at_once(rows); }
+    static int64_t units(int64_t in) { return in; }
+    static Panels panels(const MatmulJob &job, int64_t panel, int64_t unit) {
+        return q8_panels(job, panel, unit / q8_block);
+    }
+
+    // One block of a panel as f32 [32][16].
+    static void widen(float *to, const int8_t *quants, const f16 *scale) {
+        Vec d[kVecs];
+        for (int v = 0; v < kVecs; v++) d[v] = ::load(scale + v * kLanes);
+        for (int i = 0; i < q8_block / 4; i++)
+            for (int v = 0; v < kVecs; v++) {
+                VecInt four;
+                std::memcpy(&four, quants + (i * panel_size + v * kLanes) * 4, sizeof four);
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; j++)
+                    ::store(to + (4 * i + j) * panel_size + v * kLanes,
+                            __builtin_convertvector(four << (24 - 8 * j) >> 24, Vec) * d[v]);
+            }
+    }
+
+    template <int R, int P>
+    static void tile(float *sums, const void *x, const Panels &w, int64_t n, bool first) {
+        constexpr int64_t stride = q8_block * panel_size;
+        alignas(64) float block[P * stride];
+        Sums<R, P> s = {};
+        if (!first) s.load(sums);
+        for (int64_t k = 0; k < n; k += q8_block) {
+            for (int p = 0; p < P; p++)
+                widen(block + p * stride,
+                      static_cast<const int8_t *>(w.data) + p * w.data_stride + k * panel_size,
+                      w.scale + p * w.scale_stride + k / q8_block * panel_size);
+            multiply_add(s, static_cast<const float *>(x) + k * R, block, stride, n - k < q8_block ? n - k : q8_block);
+        }
+        s.store(sums);
+    }
+};
+
+// Adds to each lane the dot of its four weights with the four activations in x; exact. x is never -128.
+inline VecInt dot4(VecInt sum, VecInt weights, int32_t x) {
+#if defined(__AVX512VNNI__)
+    // The instruction wants unsigned on one side: weights + 128. starting_sum() takes 128 * sum(x) off.
+    const __m512i unsigned_weights = bit_cast<__m512i>(weights) ^ _mm512_set1_epi8(-128);
+    return bit_cast<VecInt>(_mm512_dpbusd_epi32(bit_cast<__m512i>(sum), unsigned_weights, _mm512_set1_epi32(x)));
+#elif defined(__AVX512F__)
+    const __m512i w = bit_cast<__m512i>(weights), four = _mm512_set1_epi32(x);
+    const __m512i signed_x = _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(w), _mm512_setzero_si512(), four);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed_x);  // at most 2 * 128 * 127: no saturation
+    return sum + bit_cast<VecInt>(_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#elif defined(__AVX2__)
+    const __m256i w = bit_cast<__m256i>(weights);
+    const __m256i signed_x = _mm256_sign_epi8(_mm256_set1_epi32(x), w);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), signed_x);  // at most 2 * 128 * 127: no saturation
+    return sum + bit_cast<VecInt>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(x));
+    return bit_cast<VecInt>(vdotq_s32(bit_cast<int32x4_t>(sum), bit_cast<int8x16_t>(weights), four));
+#else
+    // Even and odd bytes as 16-bit numbers; a product is at most 128 * 127, a sum of two still fits.
+    typedef int16_t Short __attribute__((vector_size(sizeof(VecInt))));
+    const Short w = bit_cast<Short>(weights), four = bit_cast<Short>(VecInt{} + x);
+    const VecInt pairs = bit_cast<VecInt>((w << 8 >> 8) * (four << 8 >> 8) + (w >> 8) * (four >> 8));
+    return sum + (pairs << 16 >> 16) + (pairs >> 16);
+#endif
+}
+
+#if defined(__AVX512VNNI__)
+constexpr bool kUnsignedWeights = true;
+#else
+constexpr bool kUnsignedWeights = false;
+#endif
+
+// R rows of one block of 32 activations.
+template <int R>
+struct Int8Rows {
+    int32_t four[q8_block / 4][R];  // neighbouring int8
+    float scale[R];
+    int32_t start[R];  // -128 * sum of the values
+};
+static_assert(sizeof(Int8Rows<3>) == 3 * q8_activation_bytes);
+
+// q8_0 weights, activations as Int8Rows.
+struct Q8Int8Weights {
+    static constexpr int max_rows = kMaxRowsInt8, chunk = 64, x_bytes = q8_activation_bytes;
+    static constexpr int group(int) { return 1; }
+    static int64_t units(int64_t in) { return ceil_div(in, q8_block); }
+    static Panels panels(const MatmulJob &job, int64_t panel, int64_t unit) { return q8_panels(job, panel, unit); }
+
+    template <int R, int P>
+    static void tile(float *sums, const void *x, const Panels &w, int64_t n, bool first) {
+        static_assert(P == 1);
+        Sums<R, 1> s = {};
+        if (!first) s.load(sums);
+        const int8_t *quants = static_cast<const int8_t *>(w.data);
+        const f16 *scale = w.scale;
+        const Int8Rows<R> *rows = static_cast<const Int8Rows<R> *>(x);
+        for (int64_t block = 0; block < n; block++, rows++, scale += panel_size) {
+            VecInt dots[R][kVecs];
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+                for (int v = 0; v < kVecs; v++) dots[r][v] = VecInt{} + (kUnsignedWeights ? rows->start[r] : 0);
+#pragma GCC unroll 8
+            for (int i = 0; i < q8_block / 4; i++, quants += 4 * panel_size) {
+                VecInt weights[kVecs];
+                std::memcpy(weights, quants, sizeof weights);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+                    for (int v = 0; v < kVecs; v++) dots[r][v] = dot4(dots[r][v], weights[v], rows->four[i][r]);
+            }
+#pragma GCC unroll 16
+            for (int v = 0; v < kVecs; v++) {
+                const Vec d = ::load(scale + v * kLanes);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; r++)
+                    s.at[r][v] += __builtin_convertvector(dots[r][v], Vec) * d * broadcast(rows->scale[r]);
+            }
+        }
+        s.store(sums);
+    }
+};
+
+// ---- a share of a job ------------------------------------------------------------------------------------------------
+
+// y = sums (+ bias) (+ residual) for outputs [first_output, first_output + outputs) of `rows` rows.
+static void finish(const MatmulJob &job, const float *sums, int64_t width, int64_t first_row, int64_t rows,
+                   int64_t first_output) {
+    const int64_t outputs = job.out - first_output < width ? job.out - first_output : width;
+    const float *bias = job.bias ? job.bias + first_output : nullptr;
+    for (int64_t r = 0; r < rows; r++, sums += width) {
+        const int64_t offset = (first_row + r) * job.out + first_output;
+        const float *residual = job.residual ? job.residual + offset : nullptr;
+        float *y = job.y + offset;
+        for (int64_t o = 0; o < outputs; o++) {
+            float value = sums[o];
+            if (bias) value += bias[o];
+            if (residual) value += residual[o];
+            y[o] = value;
+        }
+    }
+}
+
+template <class W>
+struct Tiles {
+    using Tile = void (*)(float *sums, const void *x, const Panels &w, int64_t n, bool first);
+
+    struct Table {
+        Tile grouped[W::max_rows], single[W::max_rows];  // by rows - 1; `grouped` takes W::group(rows) panels
+    };
+
+    template <int... R>
+    static constexpr Table make_table(std::integer_sequence<int, R...>) {
+        return {{&W::template tile<R + 1, W::group(R + 1)>...}, {&W::template tile<R + 1, 1>...}};
+    }
+    static constexpr Table table = make_table(std::make_integer_sequence<int, W::max_rows>{});
+
+    static void run(const MatmulJob &job, int64_t panel_begin, int64_t panel_end, int64_t tile_begin, int64_t tile_end) {
+        const int64_t units = W::units(job.in), chunk = tile_end - tile_begin > 1 ? W::chunk : units;
+        const int64_t first_row = job.tile_row(tile_begin), rows = job.tile_row(tile_end) - first_row;
+        const int64_t at_once = W::group(static_cast<int>(job.tile_row(tile_begin + 1) - first_row));
+        alignas(64) float sums[matmul_block_rows * kWidePanels * panel_size];
+        static_assert(sizeof sums >= W::max_rows * 4 * panel_size * sizeof(float));
+
+        for (int64_t panel = panel_begin, group; panel < panel_end; panel += group) {
+            group = panel_end - panel >= at_once ? at_once : 1;
+            const Tile *tiles = group > 1 ? table.grouped : table.single;
+            for (int64_t unit = 0; unit < units; unit += chunk) {
+                const Panels w = W::panels(job, panel, unit);
+                const int64_t n = units - unit < chunk ? units - unit : chunk;
+                for (int64_t t = tile_begin; t < tile_end; t++) {
+                    const int64_t row = job.tile_row(t), height = job.tile_row(t + 1) - row;
+                    const char *x = static_cast<const char *>(job.x) + (row * units + unit * height) * W::x_bytes;
+                    tiles[height - 1](sums + (row - first_row) * group * panel_size, x, w, n, unit == 0);
+                }
+            }
+            finish(job, sums, group * panel_size, first_row, rows, panel * panel_size);
+        }
+    }
+
+    static constexpr MatmulKernel kernel = {W::max_rows, run};
+};
+
+// ---- activations as int8 ---------------------------------------------------------------------------------------------
+
+// q = x / d to the nearest whole number (ties to even), d = max|x| / 127; a block with an infinity or NaN gets d = NaN.
+static void quantize_tile(void *tile, const float *x, int64_t rows, int64_t in) {
+    char *to = static_cast<char *>(tile);
+    for (int64_t block = 0; block < ceil_div(in, q8_block); block++, to += rows * q8_activation_bytes) {
+        const int64_t n = in - block * q8_block < q8_block ? in - block * q8_block : q8_block;
+        int8_t *quants = reinterpret_cast<int8_t *>(to);
+        float *scales = reinterpret_cast<float *>(to + rows * q8_block);
+        int32_t *starts = reinterpret_cast<int32_t *>(scales + rows);
+        for (int64_t r = 0; r < rows; r++) {
+            alignas(64) float values[q8_block] = {};
+            std::memcpy(values, x + r * in + block * q8_block, n * sizeof(float));
+            int32_t largest = 0;  // bits of |x| order as numbers do, infinity and NaN last
+            for (int i = 0; i < q8_block; i++) {
+                const int32_t magnitude = bit_cast<int32_t>(values[i]) & 0x7fffffff;
+                largest = magnitude > largest ? magnitude : largest;
+            }
+            const float scale = bit_cast<float>(largest) / 127.0f;
+            const bool normal = largest < 0x7f800000 && scale >= 0x1p-126f;  // else 1 / scale is no number
+            const float inverse = normal ? 1.0f / scale : 0.0f;
+            int32_t total = 0;
+            alignas(64) int32_t whole[q8_block];
+            for (int i = 0; i < q8_block; i++)  // 1.5 * 2^23 has 1 as its last place
+                whole[i] = bit_cast<int32_t>(values[i] * inverse + 0x1.8p23f) - 0x4b400000;
+            alignas(64) int8_t bytes[q8_block];
+            for (int i = 0; i < q8_block; i++) bytes[i] = static_cast<int8_t>(whole[i]);
+            for (int i = 0; i < q8_block; i++) total += bytes[i];
+            for (int i = 0; i < q8_block / 4; i++) std::memcpy(quants + (i * rows + r) * 4, bytes + 4 * i, 4);
+            scales[r] = normal ? scale : largest < 0x7f800000 ? 0.0f : bit_cast<float>(INT32_C(0x7fc00000));
+            starts[r] = -128 * total;
+        }
+    }
+}
+
+constexpr MatmulPath kMatmulPath = {{Tiles<FloatWeights<float>>::kernel, Tiles<FloatWeights<f16>>::kernel,
+                                     Tiles<FloatWeights<bf16>>::kernel, Tiles<Q8Weights>::kernel,
+                                     Tiles<Q8Int8Weights>::kernel},
+                                    quantize_tile};
+
+}  // namespace

@@ -1,0 +1,264 @@
+"""models/gguf.py: header, hyperparameters and tensors of GGUF files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyengine.errors import ConfigError, EngineError, UnsupportedModelError, WeightError
+from pyengine.models.gguf import GGUFCheckpoint, read_header
+from tests.gguf_files import HEAD_DIM, gguf_name, random_weights, write_gguf
+
+Kind = gguf.GGMLQuantizationType
+QUANTISED = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+UP_PROJ = "model.layers.0.mlp.up_proj.weight"
+
+
+def config_of(path: Path) -> dict[str, object]:
+    with GGUFCheckpoint(path) as checkpoint:
+        return checkpoint.config
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "plain.gguf")
+
+
+def test_header_agrees_with_the_packages_reader_field_by_field(tmp_path: Path) -> None:
+    metadata = {
+        "tokenizer.ggml.tokens": ["a", "Ġb", "ü"],
+        "tokenizer.ggml.token_type": [1, 3, 4],
+        "tokenizer.ggml.scores": [0.5, -1.0, 2.0],
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    path = write_gguf(tmp_path / "m.gguf", kind=Kind.Q4_1, metadata=metadata)
+    ours, theirs = read_header(path), gguf.GGUFReader(path)
+    for name, field in theirs.fields.items():
+        if not name.startswith("GGUF."):
+            assert ours.metadata[name] == field.contents(), name
+    assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
+    for tensor in theirs.tensors:
+        info = ours.tensors[tensor.name]
+        assert info.shape == tuple(reversed(tensor.shape.tolist()))
+        assert (info.offset, info.kind) == (tensor.data_offset, tensor.tensor_type)
+        assert info.rows * info.row_bytes == tensor.n_bytes
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_weights_come_back_under_their_hugging_face_names_and_row_order(
+    tmp_path: Path, architecture: str
+) -> None:
+    weights = random_weights(biases=True)
+    path = write_gguf(tmp_path / "m.gguf", weights, architecture=architecture)
+    checkpoint = GGUFCheckpoint(path)
+    assert sorted(checkpoint.names()) == sorted(weights)
+    for name, weight in weights.items():
+        assert checkpoint.shape(name) == weight.shape
+        np.testing.assert_array_equal(checkpoint.read(name), weight, err_msg=name)
+    checkpoint.close()
+
+
+def test_any_run_of_rows_is_read_alone(tmp_path: Path) -> None:
+    weights = random_weights(biases=True)
+    checkpoint = GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", weights))
+    for name in (Q_PROJ, UP_PROJ, Q_PROJ.replace("weight", "bias")):
+        rows = weights[name].shape[0]
+        for start, stop in ((0, 1), (3, 3 + HEAD_DIM), (HEAD_DIM // 2, rows), (rows, rows)):
+            part = checkpoint.read(name, slice(start, stop))
+            np.testing.assert_array_equal(part, weights[name][start:stop])
+    checkpoint.close()
+
+
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
+def test_quantised_matrices_are_what_the_package_dequantizes(tmp_path: Path, kind: Kind) -> None:
+    weights = random_weights()
+    checkpoint = GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", weights, kind=kind))
+    for name in (Q_PROJ, UP_PROJ):
+        expected = gguf.quants.dequantize(gguf.quants.quantize(weights[name], kind), kind)
+        got = checkpoint.read(name, slice(1, 21))
+        if kind == Kind.Q8_0:
+            assert checkpoint.dtype(name) == "Q8_0"
+            assert (got.dtype, got.shape) == (np.uint8, (20, 34 * weights[name].shape[1] // 32))
+            got = gguf.quants.dequantize(got, kind)
+        else:
+            assert (checkpoint.dtype(name), got.dtype) == ("F32", np.float32)
+        np.testing.assert_array_equal(got, expected[1:21])
+    checkpoint.close()
+
+
+@pytest.mark.parametrize("kind", [Kind.Q6_K, Kind.Q4_K, Kind.Q2_K, Kind.IQ4_XS, Kind.TQ1_0])
+def test_types_of_256_weights_a_block_are_read_too(tmp_path: Path, kind: Kind) -> None:
+    raw = np.random.default_rng(0).integers(0, 60, (4, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+    path = write_gguf(tmp_path / "m.gguf", extra={"blk.9.ffn_up.weight": raw}, extra_kind=kind)
+    checkpoint = GGUFCheckpoint(path)
+    name = "model.layers.9.mlp.up_proj.weight"
+    assert checkpoint.shape(name) == (4, 256)
+    expected = gguf.quants.dequantize(raw, kind)
+    np.testing.assert_array_equal(checkpoint.read(name, slice(1, 3)), expected[1:3])
+    checkpoint.close()
+
+
+def test_bf16_and_f16_are_handed_out_as_stored(tmp_path: Path) -> None:
+    weights = random_weights()
+    for kind, dtype in ((Kind.BF16, "BF16"), (Kind.F16, "F16")):
+        checkpoint = GGUFCheckpoint(write_gguf(tmp_path / kind.name, weights, kind=kind))
+        got = checkpoint.read(UP_PROJ)
+        expected = gguf.quants.quantize(weights[UP_PROJ], kind).view(got.dtype)
+        assert (checkpoint.dtype(UP_PROJ), got.dtype.itemsize) == (dtype, 2)
+        np.testing.assert_array_equal(got, expected)
+        checkpoint.close()
+
+
+def test_the_config_is_spelled_as_hugging_face_does(plain: Path) -> None:
+    config = config_of(plain)
+    assert config["model_type"] == "llama"
+    assert (config["num_hidden_layers"], config["num_key_value_heads"]) == (2, 2)
+    assert (config["head_dim"], config["vocab_size"]) == (HEAD_DIM, 300)
+    assert config["rms_norm_eps"] == float(np.float32(1e-5))
+    assert config["tie_word_embeddings"] is True and config["attention_bias"] is False
+
+
+def test_an_output_matrix_unties_the_head(tmp_path: Path) -> None:
+    weights = random_weights() | {"lm_head.weight": np.ones((300, 64), np.float32)}
+    with GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", weights)) as checkpoint:
+        assert checkpoint.config["tie_word_embeddings"] is False
+        assert "lm_head.weight" in checkpoint.names()
+
+
+def test_every_end_of_answer_token_is_kept(tmp_path: Path) -> None:
+    metadata = {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 5}
+    path = write_gguf(tmp_path / "m.gguf", metadata=metadata)
+    assert config_of(path)["eos_token_id"] == [2, 5]
+
+
+def test_yarn_and_linear_rope_scaling_are_translated(tmp_path: Path) -> None:
+    yarn = {
+        "qwen2.rope.scaling.type": "yarn",
+        "qwen2.rope.scaling.factor": 4.0,
+        "qwen2.rope.scaling.original_context_length": 64,
+    }
+    path = write_gguf(tmp_path / "yarn", architecture="qwen2", metadata=yarn)
+    assert config_of(path)["rope_scaling"] == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    path = write_gguf(tmp_path / "linear", metadata={"llama.rope.scale_linear": 2.0})
+    assert config_of(path)["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+
+
+def test_llama3_scaling_is_recovered_from_the_stored_factors(tmp_path: Path) -> None:
+    wavelength = 2 * np.pi * 500000.0 ** (np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    smooth = (8192 / wavelength - 1) / 3
+    factors = np.where(smooth > 1, 1, np.where(smooth < 0, 32, 1 / ((1 - smooth) / 32 + smooth)))
+    base = {"llama.rope.freq_base": 500000.0}
+    extra = {"rope_freqs.weight": factors.astype(np.float32)}
+    path = write_gguf(tmp_path / "a", metadata=base, extra=extra)
+    assert config_of(path)["rope_scaling"] == {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    with GGUFCheckpoint(path) as checkpoint:
+        assert "rope_freqs.weight" not in checkpoint.names()
+    extra["rope_freqs.weight"][3] *= 1.5
+    with pytest.raises(UnsupportedModelError, match="rope_freqs"):
+        GGUFCheckpoint(write_gguf(tmp_path / "b", metadata=base, extra=extra))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "named"),
+    [
+        ({"llama.expert_count": 8}, "llama.expert_count"),
+        ({"llama.logit_scale": 0.5}, "llama.logit_scale"),
+        ({"llama.attention.sliding_window": 4096}, "llama.attention.sliding_window"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+        ({"llama.rope.dimension_count": 8}, "rope.dimension_count"),
+        ({"llama.feed_forward_length": [96, 64]}, "feed_forward_length"),
+    ],
+)
+def test_what_changes_the_maths_and_is_not_computed_is_refused_by_name(
+    tmp_path: Path, metadata: dict[str, object], named: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=named):
+        GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", metadata=metadata))
+
+
+def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="'gemma'"):
+        GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", architecture="gemma"))
+
+
+def test_a_type_the_package_does_not_dequantize_is_refused_by_name(tmp_path: Path) -> None:
+    raw = np.zeros((1, gguf.GGML_QUANT_SIZES[Kind.Q8_K][1]), np.uint8)
+    path = write_gguf(tmp_path / "m", extra={"blk.1.x.weight": raw}, extra_kind=Kind.Q8_K)
+    with pytest.raises(UnsupportedModelError, match="Q8_K"):
+        GGUFCheckpoint(path)
+
+
+def test_a_missing_hyperparameter_is_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", without=("llama.embedding_length",))
+    with pytest.raises(ConfigError, match="llama.embedding_length is missing"):
+        GGUFCheckpoint(path)
+
+
+def test_a_file_cut_before_it_is_opened_names_the_tensor(plain: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(plain.read_bytes()[:-1])
+    with pytest.raises(WeightError, match=r"cut short: .*weight ends at byte \d+, the file at"):
+        GGUFCheckpoint(cut)
+
+
+def test_a_file_cut_while_it_is_open_is_an_error_not_a_signal(plain: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(plain.read_bytes())
+    checkpoint = GGUFCheckpoint(path)
+    os.truncate(path, checkpoint.header.tensors[gguf_name(Q_PROJ)].offset + 100)
+    with pytest.raises(WeightError, match="cut short while being read"):
+        checkpoint.read(Q_PROJ)
+    checkpoint.close()
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello, world")
+    with pytest.raises(WeightError, match="not a GGUF file"):
+        read_header(tmp_path / "text")
+    with pytest.raises(WeightError, match="No such file"):
+        read_header(tmp_path / "absent")
+    (tmp_path / "big").write_bytes(b"GGUF\x00\x00\x00\x03" + bytes(16))
+    with pytest.raises(UnsupportedModelError, match="big-endian"):
+        read_header(tmp_path / "big")
+
+
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_damaged_headers_raise_only_our_errors(
+    plain: Path, tmp_path: Path, data: st.DataObject
+) -> None:
+    content = bytearray(plain.read_bytes())
+    header_bytes = min(info.offset for info in read_header(plain).tensors.values())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, header_bytes - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    try:
+        checkpoint = GGUFCheckpoint(path)
+    except EngineError:
+        return
+    for name in checkpoint.names():
+        checkpoint.dtype(name)
+    checkpoint.close()

@@ -14,8 +14,8 @@ struct ok_arena {
 
 namespace ok {
 
-// A backend's part: takes `bytes` for `arena`, whose device and memory are set, and fills in base. Says "ok_arena_create:
-// ..." on failure, with needed, free and total bytes where there is too little.
+// A backend's part: takes `bytes` for `arena`, whose device and memory are set, and fills in base. On failure
+// it says "ok_arena_create: ...", with needed, free and total bytes where there is too little.
 ok_status arena_reserve(ok_arena *arena, uint64_t bytes);
 void arena_unreserve(ok_arena *arena);
 

@@ -1,4 +1,5 @@
-// host.cpp: reads /proc, the affinity mask and the control groups (OKERNEL_CGROUP_ROOT replaces /sys/fs/cgroup in tests).
+// host.cpp: reads /proc, the affinity mask and the control groups (OKERNEL_CGROUP_ROOT replaces /sys/fs/cgroup in
+// tests).
 #include "host.h"
 
 #include <fcntl.h>
@@ -74,7 +75,8 @@ Cgroup find_cgroup(const char *controller) {
             if (path) {
                 *path++ = 0;
                 bool ours = !controller && names[1] == 0;
-                for (char *name = names + 1; controller && name; name = strchr(name, ',') ? strchr(name, ',') + 1 : nullptr)
+                for (char *name = names + 1; controller && name;
+                     name = strchr(name, ',') ? strchr(name, ',') + 1 : nullptr)
                     ours |= !strncmp(name, controller, strlen(controller)) &&
                             (name[strlen(controller)] == ',' || name[strlen(controller)] == 0);
                 if (ours && strcmp(path, "/")) snprintf(group, sizeof group, "%s", path);
@@ -109,7 +111,7 @@ int64_t quota_cores() {
 
 // Lowers `memory` to what one control group leaves: its limit less its use, not counting cache that can be dropped.
 void apply_memory_limit(ok::HostMemory *memory, const Cgroup &group, const char *limit_name, const char *use_name,
-                               const char *cache_key) {
+                        const char *cache_key) {
     int64_t limit = group.number(limit_name);
     if (limit < 0 || static_cast<uint64_t>(limit) >= memory->total) return;
     int64_t use = group.number(use_name), cache = -1;
@@ -140,7 +142,8 @@ ok::HostMemory ok::host_memory() {
     if (read_text("/proc/meminfo", text, sizeof text) > 0) {
         int64_t total = number_after(text, "MemTotal:"), available = number_after(text, "MemAvailable:");
         if (available < 0) available = number_after(text, "MemFree:");
-        memory = {static_cast<uint64_t>(available < 0 ? 0 : available) << 10, static_cast<uint64_t>(total < 0 ? 0 : total) << 10};
+        memory = {static_cast<uint64_t>(available < 0 ? 0 : available) << 10,
+                  static_cast<uint64_t>(total < 0 ? 0 : total) << 10};
     }
     Cgroup unified = find_cgroup(nullptr);
     do apply_memory_limit(&memory, unified, "memory.max", "memory.current", "inactive_file ");

@@ -34,8 +34,8 @@ static uint64_t mapped_bytes(uint64_t bytes) { return bytes >= kHugeFrom ? bytes
 
 void *map(uint64_t bytes) {
     if (bytes == 0 || bytes > UINT64_MAX / 2 || !count_allocation()) return nullptr;
-    void *start = mmap(nullptr, mapped_bytes(bytes), PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *start =
+        mmap(nullptr, mapped_bytes(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED) return nullptr;
     if (bytes < kHugeFrom) return start;
     // Streaming weights through 4 KiB pages costs a page walk each; 2 MiB ones do not. Give back what alignment left.

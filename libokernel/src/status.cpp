@@ -39,12 +39,19 @@ const char *ok_last_error() { return ok::last_error; }
 
 const char *ok_status_name(int32_t status) {
     switch (status) {
-        case OK_SUCCESS: return "OK_SUCCESS";
-        case OK_ERR_INVALID_ARGUMENT: return "OK_ERR_INVALID_ARGUMENT";
-        case OK_ERR_OUT_OF_MEMORY: return "OK_ERR_OUT_OF_MEMORY";
-        case OK_ERR_DEVICE: return "OK_ERR_DEVICE";
-        case OK_ERR_UNAVAILABLE: return "OK_ERR_UNAVAILABLE";
-        case OK_ERR_UNSUPPORTED: return "OK_ERR_UNSUPPORTED";
-        default: return "unknown";
+        case OK_SUCCESS:
+            return "OK_SUCCESS";
+        case OK_ERR_INVALID_ARGUMENT:
+            return "OK_ERR_INVALID_ARGUMENT";
+        case OK_ERR_OUT_OF_MEMORY:
+            return "OK_ERR_OUT_OF_MEMORY";
+        case OK_ERR_DEVICE:
+            return "OK_ERR_DEVICE";
+        case OK_ERR_UNAVAILABLE:
+            return "OK_ERR_UNAVAILABLE";
+        case OK_ERR_UNSUPPORTED:
+            return "OK_ERR_UNSUPPORTED";
+        default:
+            return "unknown";
     }
 }

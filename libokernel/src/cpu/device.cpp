@@ -181,7 +181,7 @@ ok_status ok_runtime_info(int32_t *host_version, char *host_path, int64_t size) 
     return OK_SUCCESS;
 }
 
-// Device memory is host memory here. A reservation beyond what is free is refused now, not by the kernel's killer later.
+// Device memory is host memory here. What cannot fit is refused here, not by the system's killer later.
 ok_status ok::arena_reserve(ok_arena *arena, uint64_t bytes) {
     if (ok_status status = check_device("ok_arena_create", arena->device)) return status;
     HostMemory memory = host_memory();

@@ -7,6 +7,13 @@
 #include "program.h"
 #include "status.h"
 
+// For a loop whose pointers are equal or do not overlap: every element is read before it is written.
+#if defined(__clang__)
+#define OK_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define OK_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
+#endif
+
 namespace ok {
 
 // Runs a launch now, or records it. Arguments were checked before; Args is a plain struct of pointers and scalars.
@@ -36,8 +43,8 @@ static inline void parallel_for(int64_t tasks, F &&body) {
     run_parallel(tasks, [](void *context, int64_t index) { (*static_cast<Body *>(context))(index); }, &body);
 }
 
-// Splits [0, n) into neighbouring ranges of `grain` (the last may be shorter) and runs body(begin, end) for each. Choose
-// the grain so that a range is worth handing to another thread: some 10 microseconds.
+// Splits [0, n) into neighbouring ranges of `grain` (the last may be shorter) and runs body(begin, end) for each.
+// Choose the grain so that a range is worth handing to another thread: some 10 microseconds.
 template <class F>
 static inline void parallel_ranges(int64_t n, int64_t grain, F &&body) {
     parallel_for((n + grain - 1) / grain, [&](int64_t i) {

@@ -1,4 +1,4 @@
-// queue.cpp: the CPU's queues, programs and events. Work runs on the thread that queues it, so there is nothing to wait for.
+// queue.cpp: the CPU's queues, programs and events. Work runs on the thread that queues it, at once.
 #include <time.h>
 
 #include "internal.h"

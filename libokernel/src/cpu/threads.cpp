@@ -1,9 +1,9 @@
 // threads.cpp: the CPU build's own thread pool, made at the first use and made anew in a child of fork.
 //
-// A job is `tasks` calls of one function, handed out in chunks. The caller works too; whoever is free takes the next chunk
-// by raising `claims`, which carries the job's number in its upper half, so that a thread that wakes late cannot take part
-// in a job it has not read. Workers spin for some microseconds after a job, since the next one tends to follow at once,
-// then sleep in the kernel.
+// A job is `tasks` calls of one function, handed out in chunks. The caller works too; whoever is free takes the next
+// chunk by raising `claims`, which carries the job's number in its upper half, so that a thread that wakes late cannot
+// take part in a job it has not read. Workers spin for some microseconds after a job, since the next one tends to
+// follow at once, then sleep in the kernel.
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
@@ -19,7 +19,7 @@
 namespace {
 
 constexpr int kMaxThreads = 256;
-constexpr int kSpins = 2000;        // some 20 to 80 microseconds
+constexpr int kSpins = 2000;         // some 20 to 80 microseconds
 constexpr int kChunksPerThread = 8;  // enough to even out threads that run at different speeds
 
 struct Job {
@@ -47,8 +47,8 @@ struct Pool {
 };
 
 Pool pool;
-std::atomic<bool> busy{false};         // a caller owns the pool
-std::atomic<int32_t> wanted_size{0};   // 0: not decided yet
+std::atomic<bool> busy{false};        // a caller owns the pool
+std::atomic<int32_t> wanted_size{0};  // 0: not decided yet
 std::atomic<bool> fork_handler{false};
 
 void futex_wait(std::atomic<uint32_t> *word, uint32_t seen) {
@@ -166,7 +166,8 @@ void ok::run_parallel(int64_t tasks, void (*task)(void *, int64_t), void *contex
     job.chunks = static_cast<uint32_t>(ceil_div(tasks, job.chunk));
     uint32_t number = pool.published.load() + 1;
 
-    // Nobody holds a chunk of the last job, so `finished` is ours; `claims` shuts out late workers before the job changes.
+    // Nobody holds a chunk of the last job, so `finished` is ours; `claims` shuts out late workers
+    // before the job changes.
     pool.claims.store(uint64_t{number} << 32 | UINT32_MAX);
     pool.finished.store(0);
     pool.caller_waits.store(false);

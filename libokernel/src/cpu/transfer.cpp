@@ -1,4 +1,5 @@
-// transfer.cpp: copy, fill and the read that measures bandwidth; each moves its bytes once, in pieces shared by the threads.
+// transfer.cpp: copy, fill and the read that measures bandwidth; each moves its bytes once, in pieces shared by the
+// threads.
 #include <atomic>
 #include <cstring>
 

@@ -1,0 +1,106 @@
+// norm.cpp: RMSNorm and LayerNorm of the vectors in a row, each by one thread, with an optional residual added.
+//
+// Sums over a vector run in sixteen interleaved partial sums in f32, added pairwise at the end: one fixed order, which
+// is not the order of the elements. Reads x two times (three for LayerNorm) from cache, writes y once.
+#include <cmath>
+
+#include "internal.h"
+
+namespace {
+
+struct NormArgs {
+    float *y;
+    int64_t y_stride;
+    const float *x;
+    int64_t x_stride;
+    const float *weight, *bias;  // (groups, cols); bias may be null
+    const float *residual;       // may be null
+    int64_t residual_stride;
+    int64_t rows, groups, cols;
+    float eps;
+    bool centred;  // LayerNorm
+};
+
+// The sum of term(x[c]) over a vector.
+template <class Term>
+float sum_of(const float *x, int64_t cols, Term term) {
+    constexpr int kSums = 16;
+    float sums[kSums] = {};
+    int64_t c = 0;
+    for (; c + kSums <= cols; c += kSums)
+        for (int i = 0; i < kSums; i++) sums[i] += term(x[c + i]);
+    for (int i = 0; c + i < cols; i++) sums[i] += term(x[c + i]);
+    for (int width = kSums / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) sums[i] += sums[i + width];
+    return sums[0];
+}
+
+void normalise(float *y, const float *x, const float *weight, const float *bias, const float *residual, int64_t cols,
+               float eps, bool centred) {
+    const float count = static_cast<float>(cols);
+    const float mean = centred ? sum_of(x, cols, [](float v) { return v; }) / count : 0.0f;
+    const float square = sum_of(x, cols, [mean](float v) { return (v - mean) * (v - mean); }) / count;
+    const float scale = 1.0f / std::sqrt(square + eps);
+    // y may be x or residual: every element is read before it is written.
+    OK_INDEPENDENT_ITERATIONS
+    for (int64_t c = 0; c < cols; c++) {
+        float value = (x[c] - mean) * scale * weight[c];
+        if (bias) value += bias[c];
+        if (residual) value += residual[c];
+        y[c] = value;
+    }
+}
+
+void run_norm(const NormArgs &args) {
+    const int64_t grain = 1 + 8192 / args.cols;
+    ok::parallel_ranges(args.rows * args.groups, grain, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i++) {
+            const int64_t row = i / args.groups, first = i % args.groups * args.cols;
+            normalise(args.y + row * args.y_stride + first, args.x + row * args.x_stride + first, args.weight + first,
+                      args.bias ? args.bias + first : nullptr,
+                      args.residual ? args.residual + row * args.residual_stride + first : nullptr, args.cols, args.eps,
+                      args.centred);
+        }
+    });
+}
+
+ok_status queue_norm(const char *function, ok_queue *queue, const NormArgs &args) {
+    auto require = [function](bool holds, const char *name, long long value, const char *expected) {
+        return holds ? OK_SUCCESS : ok::fail_argument(function, "%s=%lld must be %s", name, value, expected);
+    };
+    auto require_stride = [&args, function](const char *name, int64_t stride) {
+        if (stride >= args.groups * args.cols) return OK_SUCCESS;
+        return ok::fail_argument(function, "%s=%lld must be >= groups * cols = %lld", name,
+                                 static_cast<long long>(stride), static_cast<long long>(args.groups * args.cols));
+    };
+    const char *null = !queue ? "queue" : !args.y ? "y" : !args.x ? "x" : !args.weight ? "weight" : nullptr;
+    if (null) return ok::fail_argument(function, "%s is null", null);
+    if (auto status = require(args.rows >= 0, "rows", args.rows, ">= 0")) return status;
+    if (auto status = require(args.groups > 0, "groups", args.groups, "positive")) return status;
+    if (auto status = require(args.cols > 0, "cols", args.cols, "positive")) return status;
+    if (auto status = require_stride("x_stride", args.x_stride)) return status;
+    if (auto status = require_stride("y_stride", args.y_stride)) return status;
+    if (args.residual)
+        if (auto status = require_stride("residual_stride", args.residual_stride)) return status;
+    if (!(args.eps >= 0.0f && std::isfinite(args.eps)))
+        return ok::fail_argument(function, "eps=%g must be finite and >= 0", static_cast<double>(args.eps));
+    return args.rows ? ok::submit(queue, run_norm, args) : OK_SUCCESS;
+}
+
+}  // namespace
+
+ok_status ok_rms_norm(ok_queue *queue, float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                      const float *weight, const float *residual, int64_t residual_stride, int64_t rows, int64_t groups,
+                      int64_t cols, float eps) {
+    return queue_norm(
+        __func__, queue,
+        {y, y_stride, x, x_stride, weight, nullptr, residual, residual_stride, rows, groups, cols, eps, false});
+}
+
+ok_status ok_layer_norm(ok_queue *queue, float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                        const float *weight, const float *bias, const float *residual, int64_t residual_stride,
+                        int64_t rows, int64_t groups, int64_t cols, float eps) {
+    return queue_norm(
+        __func__, queue,
+        {y, y_stride, x, x_stride, weight, bias, residual, residual_stride, rows, groups, cols, eps, true});
+}

@@ -1,0 +1,58 @@
+// rope.cpp: rotary position embedding in place, "half" pairing: j with j + rotary_dim / 2 within each head.
+#include "internal.h"
+
+namespace {
+
+struct RopeArgs {
+    float *x;
+    int64_t stride;
+    const float *table;  // (table_rows, rotary_dim): cos, then sin
+    int64_t table_rows;
+    const int32_t *table_row;  // (rows)
+    int64_t rows, heads, head_dim, rotary_dim;
+};
+
+void rotate(float *__restrict low, float *__restrict high, const float *__restrict cos, const float *__restrict sin,
+            int64_t half) {
+    for (int64_t j = 0; j < half; j++) {
+        const float a = low[j], b = high[j];
+        low[j] = a * cos[j] - b * sin[j];
+        high[j] = b * cos[j] + a * sin[j];
+    }
+}
+
+void run_rope(const RopeArgs &args) {
+    const int64_t half = args.rotary_dim / 2, grain = 1 + 8192 / (args.heads * args.rotary_dim);
+    ok::parallel_ranges(args.rows, grain, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) {
+            const int64_t at = args.table_row[row];
+            if (at < 0 || at >= args.table_rows) continue;
+            const float *cos = args.table + at * args.rotary_dim;
+            for (int64_t head = 0; head < args.heads; head++) {
+                float *x = args.x + row * args.stride + head * args.head_dim;
+                rotate(x, x + half, cos, cos + half, half);
+            }
+        }
+    });
+}
+
+}  // namespace
+
+ok_status ok_rope(ok_queue *queue, float *x, int64_t stride, const float *table, int64_t table_rows,
+                  const int32_t *table_row, int64_t rows, int64_t heads, int64_t head_dim, int64_t rotary_dim) {
+    OK_REQUIRE_POINTER(queue);
+    OK_REQUIRE_POINTER(x);
+    OK_REQUIRE_POINTER(table);
+    OK_REQUIRE_POINTER(table_row);
+    OK_REQUIRE_SIZE(rows, 0);
+    OK_REQUIRE_SIZE(table_rows, 1);
+    OK_REQUIRE_SIZE(heads, 1);
+    OK_REQUIRE_SIZE(head_dim, 1);
+    OK_REQUIRE(rotary_dim >= 2 && rotary_dim % 2 == 0 && rotary_dim <= head_dim,
+               "rotary_dim=%lld must be even, >= 2 and <= head_dim=%lld", static_cast<long long>(rotary_dim),
+               static_cast<long long>(head_dim));
+    OK_REQUIRE(stride >= heads * head_dim, "stride=%lld must be >= heads * head_dim = %lld",
+               static_cast<long long>(stride), static_cast<long long>(heads * head_dim));
+    if (rows == 0) return OK_SUCCESS;
+    return ok::submit(queue, run_rope, {x, stride, table, table_rows, table_row, rows, heads, head_dim, rotary_dim});
+}

@@ -6,8 +6,9 @@ question at the lengths it can take: from one token up to its context.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 VERSION = 1
 """Raised whenever a text or a length changes; every report and reference file names it."""
@@ -261,6 +262,7 @@ def make_prompts(
     max_tokens: int,
     positions: int | None = None,
     texts: Sequence[Text] = TEXTS,
+    exact: Sequence[int] = (),
 ) -> list[Prompt]:
     """The built-in texts as token ids, none longer than the model allows.
 
@@ -269,20 +271,26 @@ def make_prompts(
         max_tokens: the model's context, or a smaller limit.
         positions: at most this many positions in total, as `limit` spreads them.
         texts: other texts to use in place of the built-in ones.
+        exact: further prompts of exactly these lengths, beside the `positions`.
 
     Returns:
-        One prompt per text and one of all texts in a row, up to `max_tokens` (at most 512).
+        One prompt per text; of the built-in ones also all in a row, up to 512 tokens.
     """
     prompts: list[Prompt] = []
     for text in texts:
         ids = tuple(encode(text.text))[: min(text.tokens, max_tokens)]
         prompts.append(Prompt(text.name, text.kind, ids, text.name in _NATURAL))
+    whole = tuple(encode("\n".join(text.text for text in reversed(texts))))
     if texts is TEXTS:
-        joined = "\n".join(text.text for text in reversed(texts[4:]))
-        ids = tuple(encode(joined))[: min(MAX_WHOLE_TOKENS, max_tokens)]
+        ids = whole[: min(MAX_WHOLE_TOKENS, max_tokens)]
         prompts.append(Prompt("whole", "all texts in a row", ids))
     prompts = [prompt for prompt in prompts if prompt.ids]
-    return prompts if positions is None else limit(prompts, positions)
+    if positions is not None:
+        prompts = limit(prompts, positions)
+    for length in exact:
+        if length <= min(len(whole), max_tokens):
+            prompts.append(Prompt(f"exactly-{length}", "a given length", whole[:length]))
+    return prompts
 
 
 def limit(prompts: Sequence[Prompt], positions: int) -> list[Prompt]:
@@ -301,3 +309,20 @@ def limit(prompts: Sequence[Prompt], positions: int) -> list[Prompt]:
         keep[i] = min(len(prompts[i].ids), left // (len(order) - 1 - done))
         left -= keep[i]
     return [replace(p, ids=p.ids[: keep[i]]) for i, p in enumerate(prompts) if keep[i]]
+
+
+def context_of(config: Mapping[str, Any]) -> int:
+    """Most tokens that a prompt may have by a config.json: its context, at most 512."""
+    keys = ("n_positions", "max_position_embeddings", "seq_length")
+    limits = [int(config[key]) for key in keys if config.get(key)]
+    return min([MAX_WHOLE_TOKENS, *limits])
+
+
+def switch_lengths(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Lengths around the one at which longrope changes its factors, if that is in reach."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if scaling.get("type", scaling.get("rope_type")) != "longrope":
+        return ()
+    key = "original_max_position_embeddings"
+    switch = int(config.get(key) or scaling.get(key) or 0)
+    return (switch - 1, switch, switch + 1) if 1 < switch < context_of(config) else ()

@@ -14,14 +14,18 @@ constexpr int64_t kSplitRows = 8;  // most rows whose spans may be shared out
 const AttentionPath &attention_path() {
     switch (path()) {
 #if defined(__x86_64__)
-    case Path::avx512vnni:
-    case Path::avx512: return attention_avx512;
-    case Path::avx2: return attention_avx2;
+        case Path::avx512vnni:
+        case Path::avx512:
+            return attention_avx512;
+        case Path::avx2:
+            return attention_avx2;
 #elif defined(__aarch64__)
-    case Path::neondot:
-    case Path::neon: return attention_neon;
+        case Path::neondot:
+        case Path::neon:
+            return attention_neon;
 #endif
-    default: return attention_portable;
+        default:
+            return attention_portable;
     }
 }
 
@@ -43,14 +47,13 @@ int64_t longest_spans(const AttentionArgs &args) {
 void run_attention(const AttentionArgs &args) {
     const AttentionPath &path = attention_path();
     const int64_t kv_heads = args.layout.kv_heads, pairs = args.rows * kv_heads, spans = longest_spans(args);
-    const uint64_t wanted = sizeof(float) * split_floats(args.rows, args.heads, args.spans(), args.layout.value_stride());
+    const int64_t floats = split_floats(args.rows, args.heads, args.spans(), args.layout.value_stride());
 
     // Few rows and heads leave threads idle, so that each span becomes a task, given scratch to keep its result.
     if (ok_threads() > 1 && pairs < 8 * ok_threads() && args.rows <= kSplitRows && spans > 1 &&
-        wanted <= args.partials_bytes) {
-        parallel_for(pairs * spans, [&](int64_t i) {
-            path.attend_span(args, i / spans / kv_heads, i / spans % kv_heads, i % spans);
-        });
+        sizeof(float) * floats <= args.partials_bytes) {
+        parallel_for(pairs * spans,
+                     [&](int64_t i) { path.attend_span(args, i / spans / kv_heads, i / spans % kv_heads, i % spans); });
         parallel_for(pairs, [&](int64_t i) { path.fold_spans(args, i / kv_heads, i % kv_heads); });
         return;
     }
@@ -83,30 +86,43 @@ ok_status ok_attention_paged(ok_queue *queue, float *y, const float *q, int64_t 
     OK_REQUIRE_POINTER(sequence);
     OK_REQUIRE_POINTER(position);
     if (ok_status status = ok::check_kv_layout(__func__, dtype, layout)) return status;
-    OK_REQUIRE(rows >= 0, "rows=%lld must be >= 0", (long long)rows);
+    OK_REQUIRE_SIZE(rows, 0);
     OK_REQUIRE(heads > 0 && heads % kv_heads == 0, "heads=%lld must be a positive multiple of kv_heads=%lld",
                (long long)heads, (long long)kv_heads);
     OK_REQUIRE(q_stride >= heads * head_dim, "q_stride=%lld must be >= heads * head_dim = %lld", (long long)q_stride,
                (long long)(heads * head_dim));
-    OK_REQUIRE(sequences > 0, "sequences=%lld must be > 0", (long long)sequences);
+    OK_REQUIRE_SIZE(sequences, 1);
     OK_REQUIRE(blocks_per_sequence > 0 && blocks_per_sequence <= INT32_MAX / OK_KV_BLOCK_SIZE,
                "blocks_per_sequence=%lld must be between 1 and 2^31 / %d", (long long)blocks_per_sequence,
                OK_KV_BLOCK_SIZE);
-    OK_REQUIRE(window >= 0, "window=%lld must be >= 0", (long long)window);
+    OK_REQUIRE_SIZE(window, 0);
     OK_REQUIRE(scale - scale == 0.0f, "scale=%g must be finite", static_cast<double>(scale));
-    const ok::AttentionArgs args = {y,        q,      q_stride,
-                                    cache,    dtype,  layout,
-                                    block_table, sequences, blocks_per_sequence,
-                                    sequence, position, slope,
-                                    rows,     heads,  window,
-                                    scale,    static_cast<float *>(queue->scratch), queue->scratch_bytes};
+    if (rows == 0) return OK_SUCCESS;
+    const ok::AttentionArgs args = {y,
+                                    q,
+                                    q_stride,
+                                    cache,
+                                    dtype,
+                                    layout,
+                                    block_table,
+                                    sequences,
+                                    blocks_per_sequence,
+                                    sequence,
+                                    position,
+                                    slope,
+                                    rows,
+                                    heads,
+                                    window,
+                                    scale,
+                                    static_cast<float *>(queue->scratch),
+                                    queue->scratch_bytes};
     return ok::submit(queue, ok::run_attention, args);
 }
 
 ok_status ok_attention_scratch_bytes(int64_t rows, int64_t heads, int64_t head_dim, int64_t max_context,
                                      uint64_t *host_bytes) {
     OK_REQUIRE_POINTER(host_bytes);
-    OK_REQUIRE(rows >= 0, "rows=%lld must be >= 0", (long long)rows);
+    OK_REQUIRE_SIZE(rows, 0);
     OK_REQUIRE(heads > 0 && heads <= INT32_MAX, "heads=%lld must be > 0", (long long)heads);
     OK_REQUIRE(head_dim > 0 && head_dim <= ok::kMaxHeadDim, "head_dim=%lld must be between 1 and %lld",
                (long long)head_dim, (long long)ok::kMaxHeadDim);

@@ -1,4 +1,4 @@
-// attention.h: what the paths of attention share: the arguments, and the three steps that each path compiles for itself.
+// attention.h: what the paths of attention share: the arguments, and the three steps that each compiles for itself.
 #pragma once
 #include <cstdint>
 
@@ -6,8 +6,8 @@
 
 namespace ok {
 
-// Keys are walked in spans of 256 from position 0: a row's softmax is taken over each span apart, and the spans are folded
-// in order. A row is thus the same whether one thread walks its spans or each span has a thread of its own.
+// Keys are walked in spans of 256 from position 0: a row's softmax is taken over each span apart, and the spans are
+// folded in order. A row is thus the same whether one thread walks its spans or each span has a thread of its own.
 constexpr int64_t kSpanTokens = 256;
 
 struct AttentionArgs {

@@ -1,7 +1,7 @@
 // attention_kernel.h: attention over a paged cache, in the vectors of the including file; each path compiles it once.
 //
-// Online softmax (Milakov and Gimelshein 2018; Dao et al. 2022) over tiles of 32 keys. A row's arithmetic is the same in
-// any company: a score is one chain of fma over d, an output value one chain over keys, and what queries share is only the
+// Online softmax (Milakov and Gimelshein 2018; Dao et al. 2022) over tiles of 32 keys. A row's arithmetic is the same
+// in any company: a score is one chain of fma over d, an output value one chain over keys; queries share no more than the
 // loading and widening of a tile. Memory traffic: a tile is read once for up to kQueries queries.
 #pragma once
 #include "attention.h"
@@ -11,20 +11,20 @@ namespace ok {
 namespace {
 
 constexpr int kTile = static_cast<int>(kTileTokens);
-constexpr int kQueries = 16;         // most queries that walk the tiles together
-constexpr int kGroupFloats = 8192;   // and most values in their outputs
-constexpr int kBlock = 4;            // queries that share a tile's registers
+constexpr int kQueries = 16;        // most queries that walk the tiles together
+constexpr int kGroupFloats = 8192;  // and most values in their outputs
+constexpr int kBlock = 4;           // queries that share a tile's registers
 static_assert(kGroupFloats / kMaxHeadDim >= kBlock);
 const float kInfinity = __builtin_inff();
 
 // Up to kQueries queries (row, head) of one sequence that read one kv head, and their running softmax over a span.
 struct Queries {
     int count = 0;
-    const float *q[kQueries];                          // (head_dim)
+    const float *q[kQueries];                                    // (head_dim)
     int64_t position[kQueries], first[kQueries], end[kQueries];  // keys seen: [first, end)
     float slope[kQueries];
     float max[kQueries];
-    Vec sum[kQueries];  // of exponentials, per lane
+    Vec sum[kQueries];     // of exponentials, per lane
     float *out[kQueries];  // (value_stride) weighted sum of values
 };
 
@@ -59,8 +59,9 @@ inline void score_tile(float (*score)[kTile], const T *tile, const float *const 
     }
 }
 
-// Turns query j's scores into exponentials, 0 outside keys [low, high) of the tile; returns what earlier sums shrink by.
-inline float softmax_tile(float *score, Queries &queries, int j, int64_t tile_position, int low, int high, float scale) {
+// Turns query j's scores into exponentials, 0 outside keys [low, high); returns what earlier sums shrink by.
+inline float softmax_tile(float *score, Queries &queries, int j, int64_t tile_position, int low, int high,
+                          float scale) {
     const Vec slope = broadcast(queries.slope[j]);
     const float distance = static_cast<float>(tile_position - queries.position[j]);
     Vec top = broadcast(-kInfinity);
@@ -86,10 +87,10 @@ inline float softmax_tile(float *score, Queries &queries, int j, int64_t tile_po
     return shrink;
 }
 
-// out[j][d] = out[j][d] * shrink[j] + sum of p[j][key] * value[key][d] over keys [low, high), `registers` vectors of d.
+// out[j][d] = out[j][d] * shrink[j] + sum over keys [low, high) of p[j][key] * value[key][d], `registers` vectors of d.
 template <class T, int N, int registers>
-inline void weigh_values(float *const *out, const float (*p)[kTile], const float *shrink, const T *values, int64_t stride,
-                         int low, int high) {
+inline void weigh_values(float *const *out, const float (*p)[kTile], const float *shrink, const T *values,
+                         int64_t stride, int low, int high) {
     Vec sum[N][registers];
     for (int j = 0; j < N; j++)
         for (int i = 0; i < registers; i++) sum[j][i] = load(out[j] + i * kLanes) * shrink[j];
@@ -110,8 +111,8 @@ inline void weigh_values(float *const *out, const float (*p)[kTile], const float
 
 // One tile for N neighbouring queries from j on that see the same keys of it.
 template <class T, int N>
-void attend_tile(Queries &queries, int j, const KVLayout &layout, const T *tile, int64_t tile_position, int low, int high,
-                 float scale) {
+void attend_tile(Queries &queries, int j, const KVLayout &layout, const T *tile, int64_t tile_position, int low,
+                 int high, float scale) {
     float p[N][kTile], shrink[N];
     score_tile<T, N>(p, tile, queries.q + j, layout.head_dim);
     for (int i = 0; i < N; i++) shrink[i] = softmax_tile(p[i], queries, j + i, tile_position, low, high, scale);
@@ -236,8 +237,7 @@ void attend_queries(const AttentionArgs &args, int64_t row, int64_t kv_head, int
         for (int j = 0; j < queries.count; j++)
             fold(total[j], queries.max[j], sum(queries.sum[j]), queries.out[j], stride);
     }
-    for (int64_t i = begin; i < end; i++)
-        finish(args, total[i - begin], row + i / ratio, kv_head * ratio + i % ratio);
+    for (int64_t i = begin; i < end; i++) finish(args, total[i - begin], row + i / ratio, kv_head * ratio + i % ratio);
 }
 
 void attend(const AttentionArgs &args, int64_t row, int64_t rows, int64_t kv_head) {

@@ -92,8 +92,9 @@ ok_status ok_kv_append(ok_queue *queue, void *cache, ok_dtype dtype, int64_t blo
     OK_REQUIRE_POINTER(v);
     OK_REQUIRE_POINTER(slot);
     if (ok_status status = ok::check_kv_layout(__func__, dtype, layout)) return status;
-    OK_REQUIRE(rows >= 0, "rows=%lld must be >= 0", (long long)rows);
+    OK_REQUIRE_SIZE(rows, 0);
     OK_REQUIRE(stride >= kv_heads * head_dim, "stride=%lld must be >= kv_heads * head_dim = %lld", (long long)stride,
                (long long)(kv_heads * head_dim));
+    if (rows == 0) return OK_SUCCESS;
     return ok::submit(queue, ok::run_append, ok::Args{cache, k, v, slot, stride, rows, layout, dtype});
 }

@@ -1,8 +1,8 @@
 // kv_cache.h: how one layer's paged cache of keys and values lies in memory.
 //
 // A block holds OK_KV_BLOCK_SIZE tokens of every kv head, as one tile a head. In a tile the keys come first, transposed
-// (head_dim, tokens), so that vector lanes run over keys; then the values (tokens, padded head_dim), so that lanes run over
-// head_dim. The padding holds zeros.
+// (head_dim, tokens), so that vector lanes run over keys; then the values (tokens, padded head_dim), so that lanes run
+// over head_dim. The padding holds zeros.
 #pragma once
 #include <cstdint>
 

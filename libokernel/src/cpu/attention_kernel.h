@@ -198,9 +198,9 @@ inline void add_query(const AttentionArgs &args, Queries &queries, int64_t row, 
     queries.out[j] = out;
 }
 
-// Folds one span into the total. A span without keys has max = -infinity.
+// Folds one span into the total. A span without keys has sum = 0: the largest score of any adds 1 to it.
 inline void fold(Total &total, float max, float sum, const float *out, int64_t value_stride) {
-    if (max == -kInfinity) return;
+    if (sum == 0.0f) return;
     const float now = max > total.max ? max : total.max;
     const float old_share = exp_one(total.max - now), new_share = exp_one(max - now);
     for (int64_t d = 0; d < value_stride; d += kLanes)
@@ -212,7 +212,7 @@ inline void fold(Total &total, float max, float sum, const float *out, int64_t v
 // y = total / sum; zeros where no key was seen.
 inline void finish(const AttentionArgs &args, const Total &total, int64_t row, int64_t head) {
     float *y = args.y + (row * args.heads + head) * args.layout.head_dim;
-    for (int64_t d = 0; d < args.layout.head_dim; d++) y[d] = total.max == -kInfinity ? 0.0f : total.out[d] / total.sum;
+    for (int64_t d = 0; d < args.layout.head_dim; d++) y[d] = total.sum == 0.0f ? 0.0f : total.out[d] / total.sum;
 }
 
 // ---- the three steps ----------------------------------------------------------------------------------------------

@@ -81,14 +81,20 @@ class Reference(Protocol):
     """A source of expected logits for a list of prompts.
 
     Attributes:
-        prompts: what it can be asked about.
         vocab_size: width of a whole row.
-        info: who made it: versions, dtype, attention implementation, loss, hashes; plain JSON.
     """
 
-    prompts: Sequence[Prompt]
     vocab_size: int
-    info: Mapping[str, Any]
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """What it can be asked about."""
+        ...
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """Who made it: versions, dtype, attention implementation, loss, hashes; plain JSON."""
+        ...
 
     def expected(self, index: int, dtype: str) -> Expected:
         """Logits for prompt `index`; with `own[dtype]` where `dtype` is a 16-bit type."""

@@ -1,0 +1,597 @@
+"""Negative controls: one feature made wrong on purpose, after which parity must break.
+
+A check that cannot fail proves nothing. Each control here changes the declarative spec, the config
+or the stored weights of a model, computes in f32, and succeeds only if the comparison notices. The
+forward pass has no branch for any of them. What a control needs of a model is a predicate over its
+traits; where two ways of computing are the same by mathematics, the control says it does not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyengine.errors import ConfigError, EngineError, NonFiniteError
+from pyengine.evidence.altered import Model
+from pyengine.evidence.parity import (
+    MAX_ERROR,
+    collect_prompts,
+    compare_all,
+    open_engine,
+    open_reference,
+    summarise,
+)
+from pyengine.evidence.prompts import Prompt
+from pyengine.evidence.reference import CannotCompare, Expected, Reference
+from pyengine.generation.engine import Engine, ModelSource, open_model
+from pyengine.generation.scheduler import Runner
+from pyengine.models.config import ModelConfig, parse_config
+from pyengine.models.positions import RopeConfig
+from pyengine.models.spec import DecoderSpec
+from pyengine.native import Activation
+
+STRUCTURAL_ERROR = 0.05
+"""A structural control must bring the largest error to this share of the largest logit ..."""
+STRUCTURAL_ARGMAX = 0.95
+"""... and the share of equal largest logits below this."""
+NUMERIC_ERROR = 5 * MAX_ERROR
+"""A numeric control must bring the largest error to this: five times what f32 may have."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """One feature made wrong.
+
+    Attributes:
+        name: as in `--control NAME`.
+        mistake: what is done wrong.
+        needs: traits a model must have, in words; applies: the same as a predicate.
+        change: makes the mistake.
+        numeric: a small error by nature, judged by NUMERIC_ERROR.
+        degenerate: must be refused at load and, forced, caught as NaN by name.
+        change_engine: a mistake in what a step is told rather than in the model.
+    """
+
+    name: str
+    mistake: str
+    needs: str
+    applies: Callable[[DecoderSpec, ModelConfig], bool]
+    change: Callable[[Model], None] = lambda model: None
+    numeric: bool = False
+    degenerate: bool = False
+    change_engine: Callable[[Engine], None] | None = None
+
+
+# ---- mistakes that take more than a line --------------------------------------------------------
+
+
+class _SeeingAhead:
+    """A scheduler's runner that tells attention every row is its chunk's last (a Runner)."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.buffers = runner.buffers
+
+    def run(self, rows: int, *, logits: bool) -> None:
+        """Lifts the causal mask inside the step, then runs it."""
+        position, sequence = self.buffers.host["position"], self.buffers.host["sequence"]
+        for lane in np.unique(sequence[:rows]):
+            mine = np.flatnonzero((sequence[:rows] == lane) & (position[:rows] >= 0))
+            position[mine] = position[mine].max(initial=-1)
+        self._runner.run(rows, logits=logits)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
+def _see_ahead(engine: Engine) -> None:
+    scheduler = engine._scheduler
+    scheduler._runner = _SeeingAhead(scheduler._runner)
+
+
+def _rotary(spec: DecoderSpec, config: ModelConfig) -> bool:
+    return config.rope is not None
+
+
+def _plain_rope(config: ModelConfig) -> bool:
+    return config.rope is not None and config.rope.rope_type != "longrope"
+
+
+def _spec(**changes: Any) -> Callable[[Model], None]:
+    def change(model: Model) -> None:
+        model.spec = replace(model.spec, **changes)
+
+    return change
+
+
+def _config(**changes: Any) -> Callable[[Model], None]:
+    def change(model: Model) -> None:
+        model.config = replace(model.config, **changes)
+
+    return change
+
+
+def _half_span(model: Model) -> None:
+    model.set_rope(rotary_dim=model.rope.rotary_dim // 4 * 2)
+
+
+def _interleave(model: Model) -> None:
+    """Pairs (2j, 2j+1) rotate together: the kernel's (j, j+h) pairs after moving rows."""
+    d, r = model.config.head_dim, model.rope.rotary_dim
+    inside = np.concatenate([np.arange(0, r, 2), np.arange(1, r, 2), np.arange(r, d)])
+    rows = model.config.q_width + model.config.kv_width
+    heads = np.arange(0, rows, d)[:, None] + inside
+    values = np.arange(rows, rows + model.config.kv_width)
+    order = np.concatenate([heads.reshape(-1), values])
+    model.reorder(order)
+    model.reorder_norms(order)
+
+
+def _degenerate_rope(model: Model) -> None:
+    rope = RopeConfig("default", 0.0, model.config.head_dim)
+    model.spec = replace(model.spec, position="rope")
+    model.config = replace(model.config, rope=rope)
+
+
+def _no_alibi(model: Model) -> None:
+    model.spec = replace(model.spec, position="rope")  # without a table: no positions at all
+
+
+def _roll_heads(model: Model) -> None:
+    heads = np.roll(np.arange(model.config.num_attention_heads), 1)
+    model.reorder_heads(heads, kv=True)
+
+
+def _swap_q_k(model: Model) -> None:
+    q, kv = model.config.q_width, model.config.kv_width
+    model.reorder(np.concatenate([np.arange(q, 2 * q), np.arange(q), np.arange(2 * q, 2 * q + kv)]))
+
+
+def _no_embedding_norm(model: Model) -> None:
+    model.spec = replace(model.spec, embed_norm=False)
+    for part in ("weight", "bias"):
+        model.checkpoint.hide(model.name("embed_norm", part=part))
+
+
+def _no_qk_norm(model: Model) -> None:
+    model.hide("q_norm")
+    model.hide("k_norm")
+    model.spec = replace(model.spec, qk_norm=None)
+
+
+def _no_qkv_bias(model: Model) -> None:
+    roles = ("q", "k", "v") if model.spec.qkv == "split" else ("qkv",)
+    for role in roles:
+        for layer in model.layers:
+            model.checkpoint.hide(model.name(role, layer, part="bias"))
+    model.spec = replace(model.spec, qkv_bias=False)
+
+
+def _swap_residual(model: Model) -> None:
+    if model.spec.parallel_residual:
+        model.copy("attn_norm", "mlp_norm")
+    else:
+        model.hide("mlp_norm")
+    model.spec = replace(model.spec, parallel_residual=not model.spec.parallel_residual)
+
+
+def _misgroup(model: Model) -> None:
+    """Query head i reads kv head i % kv_heads: the same as moving query heads between groups."""
+    kv = model.config.num_key_value_heads
+    group = model.config.num_attention_heads // kv
+    heads = np.arange(group * kv).reshape(group, kv).T.reshape(-1)
+    model.reorder_heads(heads, kv=False)
+
+
+def _offset_positions(model: Model) -> None:
+    if model.spec.position == "learned":
+        model.shift_rows("position_embed", "position_embed")
+    else:
+        model.rotate_queries()
+
+
+# ---- the list -----------------------------------------------------------------------------------
+
+CONTROLS: tuple[Control, ...] = (
+    Control(
+        "full-rope",
+        "the whole head rotates",
+        "rotary span smaller than the head",
+        lambda s, c: _plain_rope(c) and c.rope is not None and c.rope.rotary_dim < c.head_dim,
+        lambda m: m.set_rope(rotary_dim=m.config.head_dim),
+    ),
+    Control(
+        "half-rope-span",
+        "half of the rotary span rotates",
+        "rotary positions, one set of frequencies, a span of 4 or more",
+        lambda s, c: _plain_rope(c) and c.rope is not None and c.rope.rotary_dim >= 4,
+        _half_span,
+    ),
+    Control(
+        "interleaved-rope",
+        "neighbours rotate together instead of halves",
+        "rotary positions",
+        _rotary,
+        _interleave,
+    ),
+    Control("no-rope", "nothing rotates", "rotary positions", _rotary, _config(rope=None)),
+    Control(
+        "rope-theta",
+        "the base of the frequencies is ten times too large",
+        "rotary positions",
+        _rotary,
+        lambda m: m.set_rope(rope_theta=m.rope.rope_theta * 10),
+    ),
+    Control(
+        "rotary-on-alibi",
+        "a rotary path with no base of frequencies on a model that has ALiBi",
+        "ALiBi",
+        lambda s, c: s.position == "alibi",
+        _degenerate_rope,
+        degenerate=True,
+    ),
+    Control(
+        "no-alibi", "no position bias", "ALiBi", lambda s, c: s.position == "alibi", _no_alibi
+    ),
+    Control(
+        "alibi-slopes-shifted",
+        "every head has its neighbour's slope",
+        "ALiBi, 2 heads or more",
+        lambda s, c: s.position == "alibi" and c.num_attention_heads > 1,
+        _roll_heads,
+    ),
+    Control(
+        "qkv-not-deinterleaved",
+        "fused rows ordered by head are read as all q, all k, all v",
+        "fused projection ordered by head, 2 heads or more",
+        lambda s, c: s.qkv == "per_head" and c.num_attention_heads > 1,
+        _spec(qkv="concat"),
+    ),
+    Control(
+        "swap-q-k",
+        "queries and keys change places",
+        "as many key heads as query heads",
+        lambda s, c: c.num_attention_heads == c.num_key_value_heads,
+        _swap_q_k,
+    ),
+    Control(
+        "no-embedding-norm",
+        "the norm after the embedding is left out",
+        "a norm after the embedding",
+        lambda s, c: s.embed_norm,
+        _no_embedding_norm,
+    ),
+    Control(
+        "pre-norm-instead-of-post",
+        "norms stand before the sublayers",
+        "norms after the sublayers",
+        lambda s, c: s.norm_placement == "post",
+        _spec(norm_placement="pre"),
+    ),
+    Control(
+        "qk-norm-per-head",
+        "q and k are normalised head by head",
+        "q and k norms over all heads together, 2 heads or more",
+        lambda s, c: s.qk_norm == "full" and c.num_attention_heads > 1,
+        lambda m: m.reshape_qk_norm("per_head"),
+    ),
+    Control(
+        "qk-norm-full",
+        "q and k are normalised over all heads together",
+        "q and k norms head by head",
+        lambda s, c: s.qk_norm == "per_head" and c.num_attention_heads > 1,
+        lambda m: m.reshape_qk_norm("full"),
+    ),
+    Control(
+        "qk-norm-off",
+        "q and k are not normalised",
+        "q and k norms",
+        lambda s, c: s.qk_norm is not None,
+        _no_qk_norm,
+    ),
+    Control(
+        "mlp-norm-overwritten",
+        "the loader puts the norm of attention's output into the MLP norm's slot",
+        "norms after the sublayers",
+        lambda s, c: s.norm_placement == "post",
+        lambda m: m.copy("attn_norm", "mlp_norm"),
+    ),
+    Control(
+        "no-qkv-bias",
+        "the biases of q, k and v are dropped",
+        "biases of q, k and v",
+        lambda s, c: s.qkv_bias,
+        _no_qkv_bias,
+    ),
+    Control(
+        "residual-swapped",
+        "parallel residual computed in sequence, or the other way round",
+        "norms before the sublayers, residual from the stream",
+        lambda s, c: s.norm_placement == "pre" and not s.residual_from_norm,
+        _swap_residual,
+    ),
+    Control(
+        "kv-heads-misgrouped",
+        "query heads take key heads in turn instead of in groups",
+        "2 key heads or more, each read by several query heads",
+        lambda s, c: 1 < c.num_key_value_heads < c.num_attention_heads,
+        _misgroup,
+    ),
+    Control(
+        "sliding-window-off",
+        "every layer sees everything",
+        "a sliding window",
+        lambda s, c: any(c.layer_windows),
+        lambda m: _config(layer_windows=(0,) * len(m.layers))(m),
+    ),
+    Control(
+        "longrope-short-only",
+        "the short factors are used at every length",
+        "longrope",
+        lambda s, c: c.rope is not None and c.rope.rope_type == "longrope",
+        lambda m: m.set_rope(long_factor=m.rope.short_factor),
+    ),
+    Control(
+        "tied-head-broken",
+        "the head is not the embedding but off by one row",
+        "a head tied to the embedding",
+        lambda s, c: c.tie_word_embeddings,
+        lambda m: m.shift_rows("embed", "lm_head"),
+    ),
+    Control(
+        "position-offset",
+        "learned: every position one too high; rotary: queries one too high, keys not",
+        "learned positions, or rotary ones with one set of frequencies and no q norm after the "
+        "projection (ALiBi does not change when all distances grow by one)",
+        lambda s, c: s.position == "learned" or (_plain_rope(c) and s.qk_norm is None),
+        _offset_positions,
+    ),
+    Control(
+        "causal-mask-off",
+        "a position sees those after it in its chunk",
+        "positions that are not learned (there the same number picks the position's vector)",
+        lambda s, c: s.position != "learned",
+        change_engine=_see_ahead,
+    ),
+    Control(
+        "norm-eps",
+        "the epsilon of the norms is ten times too large",
+        "norms",
+        lambda s, c: True,
+        lambda m: _config(norm_eps=m.config.norm_eps * 10)(m),
+        numeric=True,
+    ),
+    Control(
+        "gelu",
+        "the exact formula in place of the tanh approximation",
+        "a tanh GELU",
+        lambda s, c: c.activation == Activation.GELU_TANH,
+        _config(activation=Activation.GELU_ERF),
+        numeric=True,
+    ),
+)
+
+
+def find_control(name: str) -> Control:
+    """The control of that name.
+
+    Raises:
+        CannotCompare: there is none; the message lists those there are.
+    """
+    for control in CONTROLS:
+        if control.name == name:
+            return control
+    known = ", ".join(control.name for control in CONTROLS)
+    raise CannotCompare(f"no control {name!r}; known: all, {known}")
+
+
+# ---- running them -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ControlResult:
+    """What a control did to the comparison.
+
+    Attributes:
+        max_error: over the largest logit of its position; infinite where logits were not finite.
+        argmax: share of positions with the same largest logit.
+        min_cosine: of any position.
+        needed: what had to happen, in words.
+        outcome: what happened, in words.
+        succeeded: parity broke as it had to.
+    """
+
+    name: str
+    mistake: str
+    max_error: float
+    argmax: float
+    min_cosine: float
+    needed: str
+    outcome: str
+    succeeded: bool
+    positions: int = 0
+    traits: str = field(default="", compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; a number that is not finite is null."""
+        values = dict(self.__dict__)
+        for key in ("max_error", "argmax", "min_cosine"):
+            values[key] = values[key] if np.isfinite(values[key]) else None
+        return values
+
+
+class _Remembered:
+    """A reference that answers each question once and keeps the answer (a Reference)."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        self.prompts: Sequence[Prompt] = reference.prompts
+        self.vocab_size, self.info = reference.vocab_size, reference.info
+        self._known: dict[int, Expected] = {}
+
+    def expected(self, index: int, dtype: str) -> Expected:
+        """See Reference."""
+        if index not in self._known:
+            self._known[index] = self._reference.expected(index, dtype)
+        return self._known[index]
+
+    def close(self) -> None:
+        """See Reference."""
+        self._reference.close()
+
+
+def run_controls(
+    model: str | Path,
+    names: str | Sequence[str] = "all",
+    *,
+    reference: str | Path = "transformers",
+    positions: int | None = 400,
+    device: str = "auto",
+    threads: int | None = None,
+    untrained: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[ControlResult]:
+    """Runs negative controls in f32; each succeeds if parity breaks.
+
+    Args:
+        names: "all" for every control that applies to the model, or names.
+        positions: about how many positions to compare on; a recording has its own.
+
+    Raises:
+        CannotCompare: an unknown name, or one that does not apply to this model; no reference.
+    """
+    source = open_model(model)
+    try:
+        chosen = _choose(names, source)
+        live = str(reference) == "transformers"
+        prompts = collect_prompts(source, positions=positions) if live else None
+        oracle = _Remembered(
+            open_reference(reference, source, prompts=prompts, untrained=untrained)
+        )
+        try:
+            results = []
+            for control in chosen:
+                progress(control.name)
+                results.append(run_control(control, source, oracle, device, threads))
+            return results
+        finally:
+            oracle.close()
+    finally:
+        source.close()
+
+
+def applicable(source: ModelSource) -> list[Control]:
+    """Controls whose traits the model has."""
+    return [control for control in CONTROLS if control.applies(source.spec, source.config)]
+
+
+def _choose(names: str | Sequence[str], source: ModelSource) -> list[Control]:
+    if names == "all":
+        return applicable(source)
+    chosen = [find_control(name) for name in ([names] if isinstance(names, str) else names)]
+    for control in chosen:
+        if not control.applies(source.spec, source.config):
+            raise CannotCompare(
+                f"{source.path}: {control.name} does not apply, it needs {control.needs}"
+            )
+    return chosen
+
+
+def run_control(
+    control: Control,
+    source: ModelSource,
+    reference: Reference,
+    device: str = "auto",
+    threads: int | None = None,
+) -> ControlResult:
+    """Makes one mistake and holds the result against the reference."""
+    model = Model(source)
+    control.change(model)
+    if control.degenerate:
+        return _run_degenerate(control, model, reference, device, threads)
+    engine = open_engine(
+        model.source(), reference.prompts, dtype="f32", device=device, threads=threads
+    )
+    try:
+        if control.change_engine is not None:
+            control.change_engine(engine)
+        summary = summarise(compare_all(engine, reference, "f32"))
+    finally:
+        engine.close()
+    if control.numeric:
+        succeeded = summary.max >= NUMERIC_ERROR
+        needed = f"largest error >= {NUMERIC_ERROR:g}"
+    else:
+        succeeded = summary.max >= STRUCTURAL_ERROR and summary.argmax < STRUCTURAL_ARGMAX
+        needed = f"largest error >= {STRUCTURAL_ERROR:g}, argmax < {STRUCTURAL_ARGMAX:.0%}"
+    return ControlResult(
+        name=control.name,
+        mistake=control.mistake,
+        max_error=summary.max,
+        argmax=summary.argmax,
+        min_cosine=summary.spread["cosine"]["min"],
+        needed=needed,
+        outcome="parity broke" if succeeded else "not noticed",
+        succeeded=succeeded,
+        positions=summary.positions,
+        traits=control.needs,
+    )
+
+
+def _run_degenerate(
+    control: Control,
+    model: Model,
+    reference: Reference,
+    device: str,
+    threads: int | None,
+) -> ControlResult:
+    """A configuration without meaning: refused when read, and, built all the same, named as NaN."""
+    refusal = _refusal(model.config)
+    caught = ""
+    with np.errstate(all="ignore"):  # infinite frequencies are the point
+        try:
+            engine = open_engine(
+                model.source(), reference.prompts, dtype="f32", device=device, threads=threads
+            )
+            try:
+                engine.logits_batch([reference.prompts[-1].ids])
+            finally:
+                engine.close()
+        except NonFiniteError as error:
+            caught = str(error)
+        except EngineError as error:
+            refusal = refusal or str(error)
+    return ControlResult(
+        name=control.name,
+        mistake=control.mistake,
+        max_error=float("inf") if caught else 0.0,
+        argmax=0.0 if caught else 1.0,
+        min_cosine=float("nan") if caught else 1.0,
+        needed="refused at load; forced, NaN caught by name",
+        outcome=f"refused: {refusal or 'no'}; forced: {caught or 'not noticed'}",
+        succeeded=bool(refusal) and bool(caught),
+        positions=len(reference.prompts[-1].ids),
+        traits=control.needs,
+    )
+
+
+def _refusal(config: ModelConfig) -> str:
+    """What reading such a configuration says: rotary positions without a base."""
+    raw = {
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "rope_theta": 0.0,
+    }
+    try:
+        parse_config(raw, "config.json")
+    except ConfigError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,705 @@
+"""Compares our logits with a reference, position by position, and judges them by fixed gates."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+import pyengine
+from pyengine.errors import EngineError
+from pyengine.evidence import prompts as prompt_set
+from pyengine.evidence.prompts import Prompt, Text, limit, make_prompts
+from pyengine.evidence.reference import (
+    CannotCompare,
+    Expected,
+    RecordedReference,
+    Reference,
+    TransformersReference,
+    check_same_model,
+    checkpoint_hashes,
+    known_entries,
+    log_probabilities,
+    relative_errors,
+)
+from pyengine.generation.engine import Engine, ModelSource, open_model
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+MIN_COSINE = 0.9999999
+"""f32: smallest cosine of any position. Two float32 engines differ by about 1e-14 in it."""
+MIN_ARGMAX = 1.0
+"""f32: share of positions with the same largest logit."""
+MAX_ERROR = 1e-4
+"""f32: largest error of any logit over the largest logit of its position. Two attention
+implementations of Transformers differ by 2e-6 on the same checkpoints."""
+RMS_RATIO = 0.8
+"""f16, bf16: our root mean square error over Transformers' own in the same precision."""
+MAX_RATIO = 1.1
+"""f16, bf16: the same of the largest error, where the reference's rounding is a matter of luck."""
+
+_ROWS_AT_ONCE = 64
+"""Rows compared in float64 at a time, since a vocabulary may have 250,000 entries."""
+
+
+class Logits(Protocol):
+    """What is compared: an Engine, or anything that answers like one."""
+
+    def logits_batch(self, batch: Sequence[Sequence[int]]) -> list[F32]:
+        """float32 (T, vocab_size) of each sequence."""
+        ...
+
+    def close(self) -> None:
+        """Gives memory back."""
+        ...
+
+
+# ---- one prompt ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One prompt's positions, R of T of which the reference knows the logits.
+
+    Errors are relative to the largest absolute logit of their position, over the vocabulary entries
+    that the reference knows.
+
+    Attributes:
+        prompt: what was computed.
+        rows: int64 (R).
+        same_argmax: bool (T).
+        cosine: float64 (R).
+        top5: float64 (R); share of the reference's five largest among our five largest.
+        kl: float64 (R); nats of KL(reference || ours); from the top entries and the rest as one
+            where the reference knows no more, which is a lower bound.
+        rms, max: float64 (R); error.
+        norm: float64 (R); relative difference of the Euclidean norms of whole rows.
+        own_rms, own_max: float64 (R); Transformers' own error in our precision; empty in f32.
+        decided: bool (R); the reference's two largest logits are further apart than both errors.
+    """
+
+    prompt: Prompt
+    rows: NDArray[np.int64]
+    same_argmax: NDArray[np.bool_]
+    cosine: F64
+    top5: F64
+    kl: F64
+    rms: F64
+    max: F64
+    norm: F64
+    own_rms: F64
+    own_max: F64
+    decided: NDArray[np.bool_]
+
+
+def compare(prompt: Prompt, ours: F32, expected: Expected, dtype: str) -> Comparison:
+    """Holds float32 logits (T, vocab_size) against what the reference says about the prompt.
+
+    Raises:
+        CannotCompare: the shapes do not fit.
+    """
+    if len(ours) != len(prompt.ids) or ours.shape[1] <= int(expected.columns.max(initial=0)):
+        raise CannotCompare(f"{prompt.name}: logits of shape {ours.shape} do not fit the reference")
+    parts = [
+        _compare_rows(ours[expected.rows[block]], _cut(expected, block))
+        for block in (
+            slice(start, start + _ROWS_AT_ONCE)
+            for start in range(0, len(expected.rows), _ROWS_AT_ONCE)
+        )
+    ]
+    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    own = expected.own.get(dtype, np.zeros((0, 2)))
+    gap = (expected.top_logits[:, 0] - expected.top_logits[:, 1]).astype(np.float64)
+    noise = found["max"] + (own[:, 1] if len(own) else 0.0)
+    return Comparison(
+        prompt=prompt,
+        rows=expected.rows,
+        same_argmax=ours.argmax(axis=1) == expected.argmax,
+        own_rms=own[:, 0],
+        own_max=own[:, 1],
+        decided=gap / expected.largest > noise,
+        **found,
+    )
+
+
+def _cut(expected: Expected, block: slice) -> Expected:
+    per_row = ("rows", "logits", "top_ids", "top_logits", "largest", "norm", "logsumexp")
+    cut = {name: getattr(expected, name)[block] for name in per_row}
+    return Expected(argmax=expected.argmax, columns=expected.columns, **cut)
+
+
+def _compare_rows(ours: F32, expected: Expected) -> dict[str, F64]:
+    """The per-row figures of Comparison for whole rows (R, V) of ours; all in float64."""
+    columns, top_ids = expected.columns, expected.top_ids
+    theirs = np.concatenate([expected.logits, expected.top_logits], axis=1).astype(np.float64)
+    known = known_entries(ours, expected)
+    twice = np.isin(top_ids, columns)  # a top entry that is a known column counts once
+    known[:, len(columns) :][twice] = 0.0
+    theirs[:, len(columns) :][twice] = 0.0
+    errors = relative_errors(known - theirs, expected.largest)
+    lengths = np.sqrt((known**2).sum(axis=1) * (theirs**2).sum(axis=1))
+    wide = ours.astype(np.float64)
+    norm = np.sqrt((wide**2).sum(axis=1))
+    log_ours = log_probabilities(wide)
+    if len(columns) == ours.shape[1]:
+        log_theirs = expected.logits - expected.logsumexp[:, None]
+        kl = (np.exp(log_theirs) * (log_theirs - log_ours)).sum(axis=1)
+    else:
+        kl = _coarse_kl(
+            expected.top_logits - expected.logsumexp[:, None],
+            np.take_along_axis(log_ours, top_ids, axis=1),
+        )
+    five = min(5, top_ids.shape[1])
+    our_five = np.argpartition(-ours, five - 1, axis=1)[:, :five]
+    shared = (our_five[:, :, None] == top_ids[:, None, :five]).any(axis=2).mean(axis=1)
+    return {
+        "cosine": (known * theirs).sum(axis=1) / np.maximum(lengths, 1e-300),
+        "top5": shared,
+        "kl": np.maximum(kl, 0.0),
+        "rms": errors[:, 0],
+        "max": errors[:, 1],
+        "norm": np.abs(norm - expected.norm) / expected.norm,
+    }
+
+
+def _coarse_kl(log_theirs: F64, log_ours: F64) -> F64:
+    """KL divergence of distributions known at some entries, all others taken as one entry."""
+    p, q = np.exp(log_theirs), np.exp(log_ours)
+    rest_p = np.clip(1.0 - p.sum(axis=1), 1e-12, 1.0)
+    rest_q = np.clip(1.0 - q.sum(axis=1), 1e-12, 1.0)
+    inner = (p * (log_theirs - log_ours)).sum(axis=1)
+    result: F64 = inner + rest_p * np.log(rest_p / rest_q)
+    return result
+
+
+# ---- many prompts -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All positions of all prompts.
+
+    Attributes:
+        positions: how many were compared by their largest logit.
+        logit_positions: how many of them by their logits.
+        argmax: share of positions with the same largest logit.
+        decided, decided_argmax: positions where rounding cannot decide, and the same share there.
+        rms, max: root mean square and largest error over all of them, relative as in Comparison.
+        own_rms, own_max: Transformers' own in the same precision; None in f32.
+        spread: figure -> {min, p1, p50, mean, p99, max} over positions.
+    """
+
+    positions: int
+    logit_positions: int
+    argmax: float
+    decided: int
+    decided_argmax: float
+    rms: float
+    max: float
+    own_rms: float | None
+    own_max: float | None
+    spread: Mapping[str, Mapping[str, float]]
+
+
+def summarise(comparisons: Sequence[Comparison]) -> Summary:
+    """Figures over every position of every prompt."""
+
+    def every(name: str) -> F64:
+        return np.concatenate([getattr(c, name) for c in comparisons])
+
+    def together(values: F64) -> float:
+        return float(np.sqrt(np.mean(values**2)))
+
+    same = every("same_argmax")
+    same_known = np.concatenate([c.same_argmax[c.rows] for c in comparisons])
+    decided = every("decided").astype(bool)
+    own_rms, own_max = every("own_rms"), every("own_max")
+    figures = ("cosine", "top5", "kl", "rms", "max", "norm")
+    return Summary(
+        positions=len(same),
+        logit_positions=len(decided),
+        argmax=float(same.mean()),
+        decided=int(decided.sum()),
+        decided_argmax=float(same_known[decided].mean()) if decided.any() else 1.0,
+        rms=together(every("rms")),
+        max=float(every("max").max()),
+        own_rms=together(own_rms) if len(own_rms) else None,
+        own_max=float(own_max.max()) if len(own_max) else None,
+        spread={name: _spread(every(name)) for name in figures},
+    )
+
+
+def _spread(values: F64) -> dict[str, float]:
+    low, middle, high = np.percentile(values, [1, 50, 99])
+    return {
+        "min": float(values.min()),
+        "p1": float(low),
+        "p50": float(middle),
+        "mean": float(values.mean()),
+        "p99": float(high),
+        "max": float(values.max()),
+    }
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One condition: `value` at least or at most `limit`."""
+
+    name: str
+    value: float
+    limit: float
+    at_least: bool
+
+    @property
+    def passed(self) -> bool:
+        """Whether it holds; a NaN never does."""
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+
+def gates(
+    summary: Summary,
+    dtype: str,
+    *,
+    untrained: bool = False,
+    min_cosine: float | None = None,
+    min_argmax: float | None = None,
+) -> list[Gate]:
+    """What a precision has to reach.
+
+    f32 has fixed bars. f16 and bf16 are held against Transformers' own error in the same precision.
+    q8_0 is reported: it is another set of numbers, and only an asked-for bar judges it. With random
+    weights in 16 bits the largest logit counts only where rounding cannot decide it.
+
+    Raises:
+        CannotCompare: the reference does not say how far Transformers itself is off in `dtype`.
+    """
+    found: list[Gate] = []
+    cosine, argmax = summary.spread["cosine"]["min"], summary.argmax
+    if dtype == "f32":
+        min_cosine = MIN_COSINE if min_cosine is None else min_cosine
+        min_argmax = MIN_ARGMAX if min_argmax is None else min_argmax
+        found.append(Gate("largest error", summary.max, MAX_ERROR, False))
+        found.append(Gate("norm", summary.spread["norm"]["max"], MAX_ERROR, False))
+    elif dtype in ("f16", "bf16"):
+        if summary.own_rms is None or summary.own_max is None:
+            raise CannotCompare(f"the reference has no {dtype} of its own to be held against")
+        found.append(Gate("rms ratio", _ratio(summary.rms, summary.own_rms), RMS_RATIO, False))
+        found.append(Gate("max ratio", _ratio(summary.max, summary.own_max), MAX_RATIO, False))
+        if untrained:
+            found.append(Gate("decided argmax", summary.decided_argmax, 1.0, True))
+    if min_cosine is not None:
+        found.append(Gate("cosine", cosine, min_cosine, True))
+    if min_argmax is not None:
+        found.append(Gate("argmax", argmax, min_argmax, True))
+    return found
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    return ours / theirs if theirs > 0 else (0.0 if ours == 0 else math.inf)
+
+
+# ---- a whole run --------------------------------------------------------------------------------
+
+
+@dataclass
+class ParityReport:
+    """What was compared, how it came out, and everything needed to do it again.
+
+    Attributes:
+        model: as it was named; path: where it lies.
+        family: model_type.
+        dtype: "f32", "f16", "bf16" or "q8_0".
+        untrained: the loss check was waived: the weights may be random.
+        summary: over all positions; gates: the verdict.
+        prompts: name, kind, tokens and figures of each prompt.
+        comparisons: the arrays behind them.
+        reference: who said what is right: versions, dtype, attention implementation, loss.
+        sha256: file -> hash of config and weights.
+        environment: versions, device, driver, library build, threads, batch, prompt set, command.
+        repeats: runs made; identical: whether all gave the same bits; repeat_rms: rms of each.
+        controls: results of negative controls, if they were run (controls.ControlResult).
+    """
+
+    model: str
+    path: str
+    family: str
+    dtype: str
+    untrained: bool
+    summary: Summary
+    gates: list[Gate]
+    prompts: list[dict[str, Any]]
+    comparisons: list[Comparison]
+    reference: Mapping[str, Any]
+    sha256: Mapping[str, str]
+    environment: Mapping[str, Any]
+    repeats: int = 1
+    identical: bool = True
+    repeat_rms: list[float] = field(default_factory=list)
+    controls: list[Any] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every gate holds and every control that was run broke parity."""
+        return all(gate.passed for gate in self.gates) and all(c.succeeded for c in self.controls)
+
+    @property
+    def exit_code(self) -> int:
+        """0: passed, 1: failed. (2, could not compare, is CannotCompare or another EngineError.)"""
+        return 0 if self.passed else 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: report.json, whose keys docs/parity.md lists."""
+        return {
+            "format": 1,
+            "passed": self.passed,
+            "model": self.model,
+            "path": self.path,
+            "family": self.family,
+            "dtype": self.dtype,
+            "untrained": self.untrained,
+            "gates": [{**asdict(gate), "passed": gate.passed} for gate in self.gates],
+            "summary": asdict(self.summary),
+            "prompts": self.prompts,
+            "controls": [control.to_json() for control in self.controls],
+            "repeats": self.repeats,
+            "identical_bits": self.identical,
+            "repeat_rms": self.repeat_rms,
+            "reference": dict(self.reference),
+            "sha256": dict(self.sha256),
+            "environment": dict(self.environment),
+        }
+
+
+def collect_prompts(
+    source: ModelSource,
+    *,
+    positions: int | None = None,
+    text: str | None = None,
+    ids: Sequence[int] | None = None,
+) -> list[Prompt]:
+    """The prompts of a live comparison: the built-in ones, a text of the user's, or token ids.
+
+    Raises:
+        CannotCompare: the model has no tokenizer and no ids were given, or nothing was given.
+    """
+    room = source.config.position_limit or source.config.max_position_embeddings
+    if ids is not None:
+        prompts = [Prompt("ids", "given token ids", tuple(ids), natural=False)]
+        prompts = prompts if positions is None else limit(prompts, positions)
+        if not prompts or not ids:
+            raise CannotCompare("no token ids to compare on")
+        return prompts
+    if source.tokenizer is None:
+        raise CannotCompare(f"{source.path}: no tokenizer.json; give token ids with --ids FILE")
+    tokenizer = source.tokenizer
+
+    def encode(passage: str) -> list[int]:
+        return tokenizer.encode(passage, add_special_tokens=False)
+
+    if text is not None:
+        given = [Text("text", "given text", room, text)]
+        prompts = make_prompts(encode, max_tokens=room, positions=positions, texts=given)
+        if not prompts:
+            raise CannotCompare("the given text has no tokens")
+        return [Prompt(p.name, p.kind, p.ids, natural=True) for p in prompts]
+    switch = source.config.rope.switch_length if source.config.rope else None
+    room = min(room, prompt_set.MAX_WHOLE_TOKENS)
+    exact = (switch - 1, switch, switch + 1) if switch and 1 < switch < room else ()
+    return make_prompts(encode, max_tokens=room, positions=positions, exact=exact)
+
+
+def open_reference(
+    reference: str | Path,
+    source: ModelSource,
+    *,
+    prompts: Sequence[Prompt] | None,
+    untrained: bool,
+    oracle_device: str = "auto",
+) -> Reference:
+    """Transformers, live, or a recorded file whose weights are the model's own.
+
+    Args:
+        reference: "transformers" or the path of a recording.
+        prompts: what to ask a live one.
+
+    Raises:
+        CannotCompare: neither can be had, or it is not sane.
+    """
+    if str(reference) == "transformers":
+        if source.path.is_file():
+            raise CannotCompare(f"{source.path}: a live reference needs the original directory")
+        return TransformersReference(
+            source.path, prompts or [], untrained=untrained, device=oracle_device
+        )
+    recorded = RecordedReference(Path(reference))
+    check_same_model(recorded.info, source.path)
+    if recorded.info.get("untrained") and not untrained:
+        raise CannotCompare(
+            f"{reference}: recorded from untrained weights; --untrained accepts that"
+        )
+    return recorded
+
+
+def compare_all(
+    ours: Logits, reference: Reference, dtype: str, *, batch: int = 1,
+    digest: Any = None, progress: Callable[[str], None] = lambda _: None,
+) -> list[Comparison]:  # fmt: skip
+    """Every prompt, `batch` at a time through the engine's own batch.
+
+    digest: a hash that is fed all logits, to tell whether two runs gave the same bits.
+    """
+    found: list[Comparison] = []
+    for start in range(0, len(reference.prompts), batch):
+        group = reference.prompts[start : start + batch]
+        progress(", ".join(f"{prompt.name} ({len(prompt.ids)})" for prompt in group))
+        for index, rows in enumerate(ours.logits_batch([prompt.ids for prompt in group])):
+            if digest is not None:
+                digest.update(np.ascontiguousarray(rows))
+            expected = reference.expected(start + index, dtype)
+            found.append(compare(group[index], rows, expected, dtype))
+    return found
+
+
+def run_parity(
+    model: str | os.PathLike[str],
+    *,
+    reference: str | Path = "transformers",
+    dtype: str = "f32",
+    device: str = "auto",
+    threads: int | None = None,
+    positions: int | None = None,
+    text: str | None = None,
+    ids: Sequence[int] | None = None,
+    batch: int = 1,
+    repeat: int = 1,
+    untrained: bool = False,
+    min_cosine: float | None = None,
+    min_argmax: float | None = None,
+    oracle_device: str = "auto",
+    command: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> ParityReport:
+    """Computes logits with an Engine and compares them with a reference.
+
+    Args:
+        model: a directory, a GGUF file or a known name.
+        reference: "transformers" (live) or a recording made by scripts/make_reference.py.
+        dtype: "f32", "f16", "bf16", or "q8_0" (weights in 8 bits, the rest in the file's type).
+        positions: about how many; the built-in prompts have some 4,000. Not with a recording.
+        text, ids: compare on these instead of the built-in prompts.
+        batch: sequences side by side, through the batched and cached path.
+        repeat: run again, to see whether bits repeat.
+        untrained: accept random weights; waives the oracle's loss check and says so.
+        min_cosine, min_argmax: bars in place of the precision's own.
+        oracle_device: where Transformers runs.
+        command: what the user typed, for the report.
+        progress: called with a line of what is being done.
+
+    Raises:
+        CannotCompare, or another EngineError: no comparison came about (exit status 2).
+    """
+    recorded = str(reference) != "transformers"
+    if recorded and (positions or text is not None or ids is not None):
+        raise CannotCompare("a recorded reference has prompts of its own; give no others")
+    if repeat < 1 or batch < 1:
+        raise CannotCompare(f"repeat={repeat}, batch={batch}: must be at least 1")
+    source = open_model(model)
+    try:
+        prompts = None
+        if not recorded:
+            prompts = collect_prompts(source, positions=positions, text=text, ids=ids)
+        progress(f"reference: {reference}")
+        oracle = open_reference(
+            reference, source, prompts=prompts, untrained=untrained, oracle_device=oracle_device
+        )
+        try:
+            engine = open_engine(
+                source, oracle.prompts, dtype=dtype, device=device, threads=threads, batch=batch
+            )
+            try:
+                runs, digests = [], []
+                for run in range(repeat):
+                    digest = hashlib.sha256()
+                    say = progress if run == 0 else (lambda _: None)
+                    runs.append(
+                        compare_all(
+                            engine, oracle, dtype, batch=batch, digest=digest, progress=say
+                        )
+                    )
+                    digests.append(digest.hexdigest())
+                environment = describe_environment(engine, batch=batch, command=command)
+            finally:
+                engine.close()
+        finally:
+            oracle.close()
+        summary = summarise(runs[0])
+        untrained = untrained or bool(oracle.info.get("untrained"))
+        return ParityReport(
+            model=str(model),
+            path=str(source.path),
+            family=source.config.model_type,
+            dtype=dtype,
+            untrained=untrained,
+            summary=summary,
+            gates=gates(
+                summary,
+                dtype,
+                untrained=untrained,
+                min_cosine=min_cosine,
+                min_argmax=min_argmax,
+            ),
+            prompts=[describe_prompt(comparison) for comparison in runs[0]],
+            comparisons=runs[0],
+            reference=oracle.info,
+            sha256=checkpoint_hashes(source.path),
+            environment=environment,
+            repeats=repeat,
+            identical=len(set(digests)) == 1,
+            repeat_rms=[summarise(run).rms for run in runs],
+        )
+    finally:
+        source.close()
+
+
+def open_engine(
+    source: ModelSource,
+    prompts: Sequence[Prompt],
+    *,
+    dtype: str,
+    device: str = "auto",
+    threads: int | None = None,
+    batch: int = 1,
+) -> Engine:
+    """An Engine with just the room that the prompts need."""
+    longest = max(len(prompt.ids) for prompt in prompts)
+    return Engine(
+        source,
+        device=device,
+        dtype="auto" if dtype == "q8_0" else dtype,
+        weights="q8_0" if dtype == "q8_0" else None,
+        threads=threads,
+        max_context=longest,
+        max_batch=batch,
+    )
+
+
+def describe_prompt(comparison: Comparison) -> dict[str, Any]:
+    """Name, kind, tokens and the worst figures of one prompt."""
+    return {
+        "name": comparison.prompt.name,
+        "kind": comparison.prompt.kind,
+        "tokens": len(comparison.prompt.ids),
+        "argmax": float(comparison.same_argmax.mean()),
+        "min_cosine": float(comparison.cosine.min()),
+        "max_error": float(comparison.max.max()),
+    }
+
+
+def describe_environment(engine: Engine, *, batch: int, command: str | None) -> dict[str, Any]:
+    """Versions, machine, device and build, so that a figure can be traced and repeated."""
+    library = engine.device.library
+    runtime_version, runtime_path = library.runtime()
+    return {
+        "pyengine": _version(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "system": platform.platform(),
+        "device": engine.device.label,
+        "device_name": engine.device.name,
+        "architecture": engine.device.arch,
+        "runtime_version": runtime_version,
+        "runtime": runtime_path,
+        "library": library.build_info,
+        "path": library.c.ok_path().decode() if library.backend == "cpu" else "",
+        "threads": int(library.c.ok_threads()),
+        "batch": batch,
+        "kv_dtype": engine.kv_dtype.name.lower(),
+        "prompt_set": prompt_set.VERSION,
+        "seed": None,  # nothing is drawn: prompts are fixed and logits are not sampled
+        "command": command if command is not None else " ".join(sys.argv),
+    }
+
+
+def _version() -> str:
+    return str(getattr(pyengine, "__version__", "unknown"))
+
+
+# ---- a folder of models -------------------------------------------------------------------------
+
+
+@dataclass
+class SuiteRow:
+    """One model of a suite: its reports by precision, or why there is none."""
+
+    name: str
+    reports: dict[str, ParityReport] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed, 1 failed, 2 not compared."""
+        return 2 if self.error else int(any(r.exit_code for r in self.reports.values()))
+
+
+def run_suite(
+    directory: str | os.PathLike[str],
+    *,
+    dtypes: Sequence[str] = ("f32", "f16", "bf16"),
+    controls: bool = True,
+    control_positions: int = 400,
+    references: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    **options: Any,
+) -> list[SuiteRow]:
+    """Every model of a folder in several precisions, with its negative controls in f32.
+
+    Args:
+        directory: holds model directories (with config.json), or is one.
+        references: a folder of recordings named as the models; None: Transformers, live.
+        options: passed on to run_parity.
+
+    Returns:
+        A row for each model, by name; a model that cannot be compared has a reason instead.
+    """
+    from pyengine.evidence.controls import run_controls
+
+    folder = Path(directory)
+    models = sorted(path.parent for path in folder.glob("*/config.json"))
+    if (folder / "config.json").exists():
+        models = [folder]
+    if not models:
+        raise CannotCompare(f"{folder}: no model directories (folders with a config.json) in it")
+    rows = []
+    for path in models:
+        row = SuiteRow(path.name)
+        where = "transformers" if references is None else references / path.name
+        try:
+            for dtype in dtypes:
+                progress(f"{path.name} {dtype}")
+                row.reports[dtype] = run_parity(path, reference=where, dtype=dtype, **options)
+            if controls and dtypes:
+                progress(f"{path.name} controls")
+                first = row.reports[dtypes[0]]
+                first.controls = run_controls(
+                    path, reference=where, positions=control_positions,
+                    device=options.get("device", "auto"), untrained=first.untrained,
+                )  # fmt: skip
+        except EngineError as error:
+            row.error = str(error)
+        rows.append(row)
+    return rows
+
+
+def suite_exit_code(rows: Sequence[SuiteRow]) -> int:
+    """The worst of the rows: 2 if one could not be compared, else 1 if one failed, else 0."""
+    return max((row.exit_code for row in rows), default=2)

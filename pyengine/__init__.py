@@ -1,0 +1,56 @@
+"""Run language models with kernels of our own.
+
+    from pyengine import Engine, SamplingParams
+
+    with Engine("demo") as engine:
+        print(engine.generate("In the beginning", max_new_tokens=20).text)
+
+Importing does nothing but define names: no handlers, threads, GPU runtime or output. Messages go to
+the logger "pyengine".
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
+
+from pyengine.errors import EngineError
+
+if TYPE_CHECKING:
+    from pyengine.generation.engine import Chunk, Completion, Engine, open_model
+    from pyengine.generation.sampling import SamplingParams
+    from pyengine.generation.scheduler import Token
+
+try:
+    __version__ = importlib.metadata.version("okernel-pyengine")
+except importlib.metadata.PackageNotFoundError:  # run from a source tree
+    __version__ = "0+unknown"
+
+# Loaded at first use, so that `import pyengine` costs no numpy and no tokenizers.
+_LAZY = {
+    "Chunk": "pyengine.generation.engine",
+    "Completion": "pyengine.generation.engine",
+    "Engine": "pyengine.generation.engine",
+    "SamplingParams": "pyengine.generation.sampling",
+    "Token": "pyengine.generation.scheduler",
+    "open_model": "pyengine.generation.engine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'pyengine' has no attribute {name!r}")
+
+
+__all__ = [
+    "Chunk",
+    "Completion",
+    "Engine",
+    "EngineError",
+    "SamplingParams",
+    "Token",
+    "__version__",
+    "open_model",
+]

@@ -3,19 +3,19 @@
 Each class also inherits the builtin that fits, so that callers may catch either:
 
     EngineError
-    ├── ConfigError            ValueError           config.json says something impossible or contradictory
-    ├── UnsupportedModelError  NotImplementedError  a family, field or value that is refused by name
-    ├── WeightError            ValueError           a tensor or weight file is missing, cut, or of the wrong shape
-    ├── RequestError           ValueError           a prompt, option or sampling parameter that cannot be served
-    ├── DownloadError          OSError              a model could not be fetched, or is not what was expected
-    ├── LibraryError           OSError              libokernel was not found or does not fit this package
-    └── KernelError            RuntimeError         a call into libokernel failed; has .status and .function
-        ├── InvalidArgument    ValueError
-        ├── OutOfMemory        MemoryError
-        ├── DeviceError        RuntimeError
-        ├── Unavailable        RuntimeError         no runtime, device, permission, or code for this card
-        ├── Unsupported        NotImplementedError
-        └── NonFiniteError     ArithmeticError      logits hold NaN or infinity; names the first layer that does
+    ├── ConfigError            ValueError           config.json says something impossible or
+        contradictory ├── UnsupportedModelError  NotImplementedError  a family, field or value that
+        is refused by name ├── WeightError            ValueError           a tensor or weight file
+        is missing, cut, or of the wrong shape ├── RequestError           ValueError           a
+        prompt, option or sampling parameter that cannot be served ├── DownloadError
+        OSError              a model could not be fetched, or is not what was expected ├──
+        LibraryError           OSError              libokernel was not found or does not fit this
+        package └── KernelError            RuntimeError         a call into libokernel failed; has
+        .status and .function ├── InvalidArgument    ValueError ├── OutOfMemory        MemoryError
+        ├── DeviceError        RuntimeError ├── Unavailable        RuntimeError         no runtime,
+        device, permission, or code for this card ├── Unsupported        NotImplementedError └──
+        NonFiniteError     ArithmeticError      logits hold NaN or infinity; names the first layer
+        that does
 """
 
 
@@ -74,7 +74,7 @@ class DeviceError(KernelError):
 
 
 class Unavailable(KernelError):
-    """No runtime, no device, no permission, or no code object for this card; the message says which."""
+    """No runtime, device, permission, or code object for this card; the message says which."""
 
 
 class Unsupported(KernelError, NotImplementedError):

@@ -39,7 +39,6 @@ from ctypes import (
     c_int32,
     c_int64,
     c_uint8,
-    c_uint32,
     c_uint64,
     c_void_p,
 )
@@ -47,6 +46,7 @@ from enum import IntEnum
 from typing import Any
 
 from pyengine import errors
+
 
 {enums}
 

@@ -19,7 +19,8 @@ SPEC = DecoderSpec(
         "hidden_size": size("n_embed", "hidden_size"),
         "num_hidden_layers": size("n_layer", "num_hidden_layers"),
         "num_attention_heads": size("n_head", "num_attention_heads"),
-        "max_position_embeddings": size("seq_length", default=2048),  # trained length, no limit
+        # Trained length; ALiBi sets no limit, and the leftover seq_length says nothing.
+        "max_position_embeddings": size(default=2048),
         "norm_eps": eps("layer_norm_epsilon", 1e-5),
         "hidden_act": constant("gelu_pytorch_tanh"),
         "tie_word_embeddings": flag(True),
@@ -41,7 +42,7 @@ SPEC = DecoderSpec(
     },
     prefix="transformer.",
     ignored=frozenset(
-        "offset_alibi skip_bias_add skip_bias_add_qkv masked_softmax_fusion bias_dropout_fusion"
+        "seq_length offset_alibi skip_bias_add skip_bias_add_qkv masked_softmax_fusion bias_dropout_fusion"
         " attention_softmax_in_fp32 n_inner".split()
     ),
     norm="layer",

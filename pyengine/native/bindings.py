@@ -16,7 +16,6 @@ from ctypes import (
     c_int32,
     c_int64,
     c_uint8,
-    c_uint32,
     c_uint64,
     c_void_p,
 )
@@ -24,6 +23,7 @@ from enum import IntEnum
 from typing import Any
 
 from pyengine import errors
+
 
 class Status(IntEnum):
     """`ok_status` of the header."""

@@ -71,7 +71,7 @@ class Library:
 
 
 def library_path(backend: str) -> Path | None:
-    """Where the build for `backend` lies: OKERNEL_LIB if it is that build, else beside this file."""
+    """Where a backend's build lies: OKERNEL_LIB if it is that build, else beside this file."""
     named = os.environ.get("OKERNEL_LIB")
     if named and _backend_of(Path(named)) == backend:
         return Path(named)
@@ -168,8 +168,9 @@ def _choose_gpu(backend: str, index: int | None) -> Device:
 def choose_device(device: str = "auto") -> Device:
     """Resolves "auto", "cpu", "hip", "hip:1", "cuda", "cuda:0".
 
-    "auto" takes the first GPU build whose device works, else the CPU; falling back past a GPU build, or
-    past a GPU that is plainly there, is said in `notice`. An explicit choice is never replaced.
+    "auto" takes the first GPU build whose device works, else the CPU; falling back past a GPU
+    build, or past a GPU that is plainly there, is said in `notice`. An explicit choice is never
+    replaced.
 
     Raises:
         RequestError: not a device name.

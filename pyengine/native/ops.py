@@ -1,8 +1,9 @@
 """One typed function a kernel: checks shapes and dtypes of buffers, then records or runs.
 
-Shapes are written (rows, cols); a buffer may be a strided view where the header takes a stride. Values that only
-the device knows (ids, slots, positions) are checked by the kernels themselves. Every function raises
-InvalidArgument for what does not fit, and the exception of the C status otherwise.
+Shapes are written (rows, cols); a buffer may be a strided view where the header takes a stride.
+Values that only the device knows (ids, slots, positions) are checked by the kernels themselves.
+Every function raises InvalidArgument for what does not fit, and the exception of the C status
+otherwise.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def _expect(function: str, name: str, buffer: Buffer, dtype: DType, *shape: int 
     if buffer.dtype != dtype or not fits:
         wanted = ", ".join("*" if s is None else str(s) for s in shape)
         raise InvalidArgument(
-            f"{function}: {name} is {buffer.dtype.name} {buffer.shape}, expected {dtype.name} ({wanted})",
+            f"{function}: {name} is {buffer.dtype.name} {buffer.shape}, "
+            f"expected {dtype.name} ({wanted})",
             function=function,
         )
 
@@ -75,7 +77,7 @@ def _optional(
     return buffer.ptr
 
 
-# ---- weight matrices --------------------------------------------------------------------------------------------
+# ---- weight matrices -----------------------------------------------------------------------------
 
 
 def matrix_bytes(library: Library, dtype: DType, out: int, inner: int) -> int:
@@ -193,7 +195,7 @@ def matmul_scratch_bytes(library: Library, dtype: DType, rows: int, out: int, in
 def embedding(
     queue: Queue, y: Buffer, table: Matrix, ids: Buffer, residual: Buffer | None = None
 ) -> None:
-    """y (rows, inner) = table[ids] (+ residual); ids: I32 (rows). Ids outside the table give zeros."""
+    """y (rows, inner) = table[ids] (+ residual); ids: I32 (rows), outside the table: zeros."""
     rows = ids.shape[0]
     _expect("embedding", "ids", ids, DType.I32, None)
     _expect("embedding", "y", y, DType.F32, rows, table.inner)
@@ -205,7 +207,7 @@ def embedding(
     )  # fmt: skip
 
 
-# ---- norms, rotary, activations ---------------------------------------------------------------------------------
+# ---- norms, rotary, activations ------------------------------------------------------------------
 
 
 def rms_norm(
@@ -218,7 +220,7 @@ def rms_norm(
     groups: int = 1,
     residual: Buffer | None = None,
 ) -> None:
-    """RMSNorm of each of `groups` vectors a row; x, y, residual (rows, groups * cols), may be strided."""
+    """RMSNorm of each of `groups` vectors a row; x, y, residual: (rows, groups * cols), strided."""
     rows, cols = _check_norm("rms_norm", y, x, weight, groups, residual)
     queue.library.c.ok_rms_norm(
         queue.handle, y.ptr, y.stride, x.ptr, x.stride, weight.ptr,
@@ -274,9 +276,10 @@ def rope(
     head_dim: int,
     rotary_dim: int,
 ) -> None:
-    """Rotates in place, pairing j with j + rotary_dim / 2; x (rows, heads * head_dim), may be strided.
+    """Rotates in place, pairing j with j + rotary_dim / 2; x (rows, heads * head_dim), strided.
 
-    table: F32 (table_rows, rotary_dim), cos then sin. table_row: I32 (rows); out of range: untouched.
+    table: F32 (table_rows, rotary_dim), cos then sin. table_row: I32 (rows); out of range:
+        untouched.
     """
     _expect("rope", "x", x, DType.F32, None, heads * head_dim)
     _expect("rope", "table", table, DType.F32, None, rotary_dim)
@@ -332,7 +335,7 @@ def count_nonfinite(queue: Queue, count: Buffer, x: Buffer, active: Buffer | Non
     )  # fmt: skip
 
 
-# ---- attention --------------------------------------------------------------------------------------------------
+# ---- attention -----------------------------------------------------------------------------------
 
 
 def kv_cache_bytes(
@@ -380,7 +383,8 @@ def attention_paged(
 ) -> None:
     """Causal attention of ragged rows over a paged cache.
 
-    y, q: F32 (rows, heads * head_dim), q may be strided. block_table: I32 (sequences, blocks a sequence).
+    y, q: F32 (rows, heads * head_dim), q may be strided. block_table: I32 (sequences, blocks a
+        sequence).
     sequence, position: I32 (rows); position < 0 gives a row of zeros. slope: F32 (heads), ALiBi.
     window: keys seen including the row's own; 0 = all.
     """
@@ -408,7 +412,7 @@ def attention_scratch_bytes(
     return cell.value
 
 
-# ---- sampling ---------------------------------------------------------------------------------------------------
+# ---- sampling ------------------------------------------------------------------------------------
 
 
 def sample(
@@ -424,7 +428,8 @@ def sample(
 ) -> None:
     """Picks one token a row; parameters as ok_sample in okernel.h.
 
-    ids: I32 (rows). logprobs: F32 (rows). logits: F32 (rows, vocab). floats: F32 (rows, SAMPLE_FLOATS).
+    ids: I32 (rows). logprobs: F32 (rows). logits: F32 (rows, vocab). floats: F32 (rows,
+        SAMPLE_FLOATS).
     ints: I32 (rows, SAMPLE_INTS). counts: I32 (slots, vocab). bias: F32 (slots, vocab).
     """
     rows, vocab = logits.shape

@@ -1,0 +1,139 @@
+"""Options that commands share: the arguments of Engine and SamplingParams, with dashes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pyengine.generation.engine import Engine
+
+_MODEL, _SAMPLING = "Model", "Sampling"
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A Hugging Face directory, a GGUF file, or a name: demo, smollm2, org/name.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+Device = Annotated[
+    str, typer.Option(help="auto, cpu, hip, hip:N, cuda, cuda:N.", rich_help_panel=_MODEL)
+]
+Dtype = Annotated[
+    str, typer.Option(help="auto (as stored), f32, f16, bf16.", rich_help_panel=_MODEL)
+]
+Weights = Annotated[
+    str | None, typer.Option(help="q8_0: store matrices in 8 bits.", rich_help_panel=_MODEL)
+]
+Keep = Annotated[
+    list[str],
+    typer.Option(
+        help="With --weights: a role that stays in dtype, e.g. lm_head. May be repeated.",
+        rich_help_panel=_MODEL,
+    ),
+]
+KvDtype = Annotated[
+    str | None, typer.Option(help="Type of the KV cache; as dtype.", rich_help_panel=_MODEL)
+]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads; the usable cores.", rich_help_panel=_MODEL)
+]
+MaxContext = Annotated[
+    int | None, typer.Option(help="Most tokens of a sequence.", rich_help_panel=_MODEL)
+]
+MaxBatch = Annotated[int, typer.Option(help="Sequences side by side.", rich_help_panel=_MODEL)]
+KvTokens = Annotated[
+    int | None, typer.Option(help="Tokens the KV cache holds in all.", rich_help_panel=_MODEL)
+]
+
+MaxNewTokens = Annotated[
+    int, typer.Option(help="Most tokens to generate.", rich_help_panel=_SAMPLING)
+]
+MinNewTokens = Annotated[
+    int, typer.Option(help="No end of text before this many.", rich_help_panel=_SAMPLING)
+]
+Temperature = Annotated[
+    float, typer.Option(help="0: greedy; higher: more varied.", rich_help_panel=_SAMPLING)
+]
+TopK = Annotated[int, typer.Option(help="Keep the k likeliest; 0: all.", rich_help_panel=_SAMPLING)]
+TopP = Annotated[
+    float, typer.Option(help="Keep the likeliest that sum to p; 1: all.", rich_help_panel=_SAMPLING)
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        help="Keep what is >= min_p as likely as the likeliest.", rich_help_panel=_SAMPLING
+    ),
+]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="> 1 discourages what was said.", rich_help_panel=_SAMPLING)
+]
+PresencePenalty = Annotated[
+    float, typer.Option(help="Subtracted once for ids in the output.", rich_help_panel=_SAMPLING)
+]
+FrequencyPenalty = Annotated[
+    float,
+    typer.Option(help="Subtracted for each time an id was output.", rich_help_panel=_SAMPLING),
+]
+LogitBias = Annotated[
+    list[str],
+    typer.Option(help="ID=VALUE: added to a logit. May be repeated.", rich_help_panel=_SAMPLING),
+]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same text.", rich_help_panel=_SAMPLING)]
+Stop = Annotated[
+    list[str],
+    typer.Option(help="A string that ends the text. May be repeated.", rich_help_panel=_SAMPLING),
+]
+IgnoreEos = Annotated[
+    bool,
+    typer.Option("--ignore-eos", help="Go on past the end of text.", rich_help_panel=_SAMPLING),
+]
+Files = Annotated[
+    list[Path], typer.Option("--file", "-f", help="A file whose text is a prompt. May be repeated.")
+]
+
+
+@contextlib.contextmanager
+def open_engine(model: str, **options: Any) -> Iterator[Engine]:
+    """An Engine, with a progress bar on a terminal's standard error while weights load."""
+    console = Console(stderr=True)
+    if not sys.stderr.isatty():
+        engine = Engine(model, **options)
+    else:
+        with Progress(
+            TextColumn("loading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
+            console=console, transient=True,
+        ) as bar:  # fmt: skip
+            task = bar.add_task("loading", total=None)
+            engine = Engine(
+                model,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+                **options,
+            )
+    with engine:
+        yield engine
+
+
+def given(context: typer.Context, names: tuple[str, ...]) -> dict[str, Any]:
+    """The values of the named options of the running command."""
+    return {name: context.params[name] for name in names}
+
+
+ENGINE_OPTIONS = (
+    "device", "dtype", "weights", "keep", "kv_dtype", "threads", "max_context", "max_batch",
+    "kv_tokens",
+)  # fmt: skip
+SAMPLING_OPTIONS = (
+    "max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "min_p",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop", "ignore_eos",
+)  # fmt: skip

@@ -1,0 +1,568 @@
+"""Engine: a model on a device, ready to continue text; the class that programs embed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyengine.errors import RequestError
+from pyengine.generation.budget import Request, make_budget
+from pyengine.generation.kv_cache import BlockPool
+from pyengine.generation.runner import StepRunner
+from pyengine.generation.sampling import SamplingParams
+from pyengine.generation.scheduler import Scheduler, Sequence, Token
+from pyengine.generation.step import StepBuffers
+from pyengine.generation.text import StopStrings, StreamDecoder
+from pyengine.generation.tokenizer import Tokenizer
+from pyengine.models.checkpoint import Checkpoint, open_checkpoint
+from pyengine.models.config import ModelConfig, load_config
+from pyengine.models.decoder import Decoder
+from pyengine.models.hub import resolve_model
+from pyengine.models.spec import DecoderSpec
+from pyengine.models.weights import Weights, WeightTypes, load_weights, plan_weights
+from pyengine.native import Arena, DType, Memory, Queue, choose_device, ops
+from pyengine.native.memory import Array
+
+_log = logging.getLogger("pyengine")
+
+DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16}
+
+Progress = Callable[[int, int], None]
+Prompt = str | Items[int]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What came of one prompt.
+
+    Attributes:
+        text: the continuation, without the prompt, stop string or end-of-text token.
+        token_ids: the generated ids, the end-of-text token included.
+        prompt_token_ids: what the model was given.
+        finish_reason: "stop" (end of text or a stop string) or "length".
+        logprobs: one Token a generated id (id, logprob, most probable ones); None unless asked for.
+    """
+
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: str
+    logprobs: list[Token] | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of prompt tokens."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Number of generated tokens."""
+        return len(self.token_ids)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for json.dumps."""
+        values: dict[str, Any] = {
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "token_ids": self.token_ids,
+        }
+        if self.logprobs is not None:
+            values["logprobs"] = [
+                {"id": t.id, "logprob": t.logprob, "top": [list(pair) for pair in t.top]}
+                for t in self.logprobs
+            ]
+        return values
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a streamed continuation.
+
+    Attributes:
+        text: new text; whole characters only; may be empty in the last chunk.
+        finish_reason: empty until the last chunk.
+        completion: the whole result, in the last chunk.
+    """
+
+    text: str
+    finish_reason: str = ""
+    completion: Completion | None = None
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that is found and understood, its weights not yet read.
+
+    Attributes:
+        config, spec: its numbers and traits. checkpoint: its open weight files.
+        tokenizer: None for a model without one (token ids only).
+    """
+
+    config: ModelConfig
+    spec: DecoderSpec
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer | None
+    path: Path
+
+    def close(self) -> None:
+        """Closes the weight files."""
+        self.checkpoint.close()
+
+
+def open_model(model: str | os.PathLike[str]) -> ModelSource:
+    """Finds a model by path or name, fetching it if need be, and reads all but its weights."""
+    path = resolve_model(model)
+    config, spec = load_config(path)
+    checkpoint = open_checkpoint(path)
+    try:
+        return ModelSource(config, spec, checkpoint, Tokenizer.for_model(path), path)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+class _Continuation:
+    """A sequence and the text that has come of it."""
+
+    def __init__(
+        self, sequence: Sequence, params: SamplingParams, tokenizer: Tokenizer | None
+    ) -> None:
+        self.sequence = sequence
+        self._params = params
+        self._decoder = StreamDecoder(tokenizer) if tokenizer else None  # without one: ids alone
+        self._stops = StopStrings(params.stop_strings)
+        self._text = ""
+        self._tokens: list[Token] = []
+        self.stopped = False  # by a stop string
+        self.finished = False
+
+    def pump(self) -> str:
+        """New text since the last call; at the end, all that was held back."""
+        text, sequence = "", self.sequence
+        while sequence.fresh and not self.stopped:
+            token = sequence.fresh.popleft()
+            self._tokens.append(token)
+            ends = sequence.done and not sequence.fresh and sequence.finish_reason == "stop"
+            if self._decoder and not ends:  # the end-of-text token is not text
+                text += self._cut(self._decoder.push(token.id))
+        if (sequence.done or self.stopped) and not self.finished:
+            self.finished = True
+            if self._decoder and not self.stopped:
+                text += self._cut(self._decoder.finish())
+            text += self._stops.finish()
+        self._text += text
+        return text
+
+    def _cut(self, piece: str) -> str:
+        text, self.stopped = self._stops.push(piece)
+        return text
+
+    def completion(self) -> Completion:
+        """The result so far."""
+        sequence = self.sequence
+        return Completion(
+            text=self._text,
+            token_ids=[t.id for t in self._tokens],
+            prompt_token_ids=sequence.tokens[: sequence.prompt_length],
+            finish_reason="stop" if self.stopped else sequence.finish_reason,
+            logprobs=self._tokens if self._params.logprobs is not None else None,
+        )
+
+
+class Engine:
+    """A model loaded on a device.
+
+    Attributes: device, config, spec, tokenizer, dtype, kv_dtype, weights, max_context; memory_bytes
+    (by kind); decode_bytes (weights read for one token).
+
+    Use it as a context manager, or call close(). Methods may be called from several threads; their
+    requests share the batch.
+
+    Args:
+        model: a directory in Hugging Face's form, a GGUF file, a known name ("demo", "smollm2"), or
+            what open_model returns.
+        device: "auto", "cpu", "hip", "hip:1", "cuda".
+        dtype: "auto" (the checkpoint's), "f32", "f16" or "bf16": stored weights and matrix inputs.
+        weights: None, or "q8_0" to store the matrices in 8 bits.
+        kv_dtype: type of the KV cache; None: as dtype.
+        threads: CPU threads; None: the cores this process may use.
+        max_context: most tokens of a sequence; None: the model's own limit, less where memory is
+            short.
+        max_batch: sequences computed side by side.
+        kv_tokens: tokens the KV cache holds in all; None: up to max_batch * max_context in 80 % of
+            the free memory.
+        memory_fraction: share of the free memory that may be reserved.
+        deterministic: pin one kernel variant, so that results do not depend on the batch (GPU; the
+            CPU always does).
+        keep: weight roles kept in dtype under weights="q8_0", e.g. ("lm_head",).
+        q8_activations: False keeps the activations of q8_0 matmuls in f32: slower, exacter.
+        stream: a HIP or CUDA stream to run on (an integer or an object that converts to one).
+        chunk_rows: token rows of a step, at most; None: a default of the device.
+        record: False runs every step immediate instead of replaying recorded programs.
+        progress: called with (bytes done, bytes in all) while weights load.
+
+    Raises:
+        EngineError: a subclass that says what is wrong; see pyengine.errors.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | ModelSource,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        weights: str | None = None,
+        kv_dtype: str | None = None,
+        threads: int | None = None,
+        max_context: int | None = None,
+        max_batch: int = 8,
+        kv_tokens: int | None = None,
+        memory_fraction: float = 0.9,
+        deterministic: bool = False,
+        keep: Items[str] = (),
+        q8_activations: bool = True,
+        stream: Any = None,
+        chunk_rows: int | None = None,
+        record: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        request = Request(
+            max_context=max_context,
+            max_batch=max_batch,
+            kv_tokens=kv_tokens,
+            memory_fraction=memory_fraction,
+            chunk_rows=chunk_rows,
+        )
+        self._closing = contextlib.ExitStack()
+        self._lock = threading.RLock()
+        self._scheduler: Scheduler | None = None
+        source = model if isinstance(model, ModelSource) else open_model(model)
+        try:
+            self.config, self.spec, self.tokenizer = source.config, source.spec, source.tokenizer
+            self.device = choose_device(device)
+            if self.device.notice:
+                _log.warning("%s", self.device.notice)
+            if threads is not None:
+                self.device.library.c.ok_set_threads(threads)
+            self.dtype = _dtype("dtype", dtype, source.checkpoint)
+            self.kv_dtype = self.dtype if kv_dtype is None else _dtype("kv_dtype", kv_dtype)
+            if weights not in (None, "q8_0"):
+                raise RequestError(f"weights={weights!r}: expected None or 'q8_0'")
+            self.weights = weights
+            self._set_up(
+                source,
+                request,
+                keep=tuple(keep),
+                stream=0 if stream is None else int(stream),
+                record=record,
+                q8_activations=q8_activations,
+                progress=progress,
+            )
+        except BaseException:
+            self._closing.close()
+            raise
+        finally:
+            if source is not model:
+                source.close()
+
+    def _set_up(
+        self,
+        source: ModelSource,
+        request: Request,
+        *,
+        keep: tuple[str, ...],
+        stream: int,
+        record: bool,
+        q8_activations: bool,
+        progress: Progress | None,
+    ) -> None:
+        """Checks the weights, reserves the memory, loads, and builds what runs steps."""
+        library, index = self.device.library, self.device.index
+        spec, config, close = self.spec, self.config, self._closing.callback
+        types = WeightTypes(self.dtype, self.weights, keep)
+        plan = plan_weights(spec, config, source.checkpoint)
+        budget = make_budget(
+            self.device, spec, config, types, self.kv_dtype, request, tied=plan.tied
+        )
+        self.max_context = budget.max_context
+        self.memory_bytes = budget.by_kind()
+
+        arena = Arena(library, budget.total_bytes, device=index)
+        close(arena.close)
+        host = Arena(library, budget.shape.host_bytes(), device=index, memory=Memory.HOST)
+        close(host.close)
+        queue = Queue(library, device=index, stream=stream)
+        close(queue.close)
+        queue.set_quantized_activations(q8_activations)
+        loaded = load_weights(
+            queue, arena, spec, config, source.checkpoint, types, plan=plan, progress=progress
+        )
+        self.decode_bytes = _decode_bytes(loaded)
+        queue.set_scratch(arena, budget.memory.scratch)
+        cache = [
+            ops.kv_layer(
+                arena, self.kv_dtype, budget.blocks, config.num_key_value_heads, config.head_dim
+            )
+            for _ in range(config.num_hidden_layers)
+        ]
+        buffers = StepBuffers(arena, host, budget.shape)
+        decoder = Decoder(
+            arena, spec, config, loaded, cache, buffers, queue=queue, max_context=self.max_context
+        )
+        exact_rows = request.max_batch if library.backend == "cpu" else None
+        self._runner = StepRunner(
+            decoder, buffers, queue, arena, exact_rows=exact_rows, record=record
+        )
+        close(self._runner.close)
+        self._scheduler = Scheduler(
+            self._runner,
+            BlockPool(budget.blocks),
+            max_context=self.max_context,
+            chunk_rows=budget.shape.rows,
+            rope_switch=config.rope.switch_length if config.rope else None,
+        )
+
+    # ---- text and tokens ------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; the special tokens its tokenizer puts around a prompt are added."""
+        return self._tokenizer().encode(text, add_special_tokens=add_special_tokens)
+
+    def detokenize(self, token_ids: Items[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        return self._tokenizer().decode(list(token_ids))
+
+    def generate(
+        self, prompt: Prompt | Items[Prompt], params: SamplingParams | None = None, **overrides: Any
+    ) -> Any:
+        """Continues a prompt (text or token ids), or several side by side.
+
+        Args:
+            prompt: one prompt, or a list of them.
+            params: how to sample; keywords are the same names: generate("Hi", max_new_tokens=20).
+
+        Returns:
+            A Completion, or a list of them in the order of the prompts.
+
+        Raises:
+            RequestError: an unusable prompt or parameter. NonFiniteError: the logits broke.
+        """
+        chosen = _params(params, overrides)
+        single = isinstance(prompt, str) or _is_ids(prompt)
+        prompts = [prompt] if single else list(prompt)
+        running = [self._begin(self._ids(p), chosen) for p in prompts]  # type: ignore[arg-type]
+        self._run_all([c.sequence for c in running], pump=running)
+        results = [c.completion() for c in running]
+        return results[0] if single else results
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
+    ) -> Iterator[Chunk]:
+        """Continues one prompt, yielding text as it comes; the last chunk carries the Completion.
+
+        Leaving the loop early ends the request and frees its memory.
+        """
+        chosen = _params(params, overrides)
+        return self._stream(self._ids(prompt), chosen)
+
+    def chat_ids(self, messages: Items[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation under the model's chat template, ready for the answer.
+
+        messages: [{"role": "user", "content": "..."}, ...]. Markers typed inside contents stay
+            text.
+        """
+        return self._tokenizer().chat_ids(messages)
+
+    def chat(
+        self,
+        messages: Items[Mapping[str, str]],
+        params: SamplingParams | None = None,
+        **overrides: Any,
+    ) -> Completion:
+        """The model's answer to a conversation."""
+        completion = self.generate(self.chat_ids(messages), params, **overrides)
+        assert isinstance(completion, Completion)
+        return completion
+
+    def logits(self, token_ids: Items[int]) -> Array:
+        """Logits after each token: float32 (T, vocab_size)."""
+        return self.logits_batch([token_ids])[0]
+
+    def logits_batch(self, batch: Items[Items[int]]) -> list[Array]:
+        """Logits of several sequences, computed side by side through the paged cache."""
+        sequences = [Sequence(self._check_ids(ids), None) for ids in batch]
+        self._run_all(sequences)
+        return [np.concatenate(s.logits) for s in sequences]
+
+    # ---- driving the scheduler ------------------------------------------------------------------
+
+    def _begin(self, ids: list[int], params: SamplingParams) -> _Continuation:
+        eos = self.eos_token_ids
+        if params.min_new_tokens and len(eos) > ops.SAMPLE_MAX_BANNED:
+            raise RequestError(
+                f"min_new_tokens: this model has {len(eos)} end-of-text tokens, "
+                f"at most {ops.SAMPLE_MAX_BANNED} can be held back"
+            )
+        return _Continuation(Sequence(ids, params, eos), params, self.tokenizer)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a text: of generation_config.json or config.json, and of the tokenizer."""
+        of_tokenizer = self.tokenizer.eos_token_ids if self.tokenizer else ()
+        return frozenset(self.config.eos_token_ids) | frozenset(of_tokenizer)
+
+    def _run_all(self, sequences: list[Sequence], pump: list[_Continuation] | None = None) -> None:
+        """Adds the sequences and steps until all are done; an error ends them all."""
+        added = []
+        try:
+            for sequence in sequences:
+                with self._exclusive() as scheduler:
+                    scheduler.add(sequence)
+                added.append(sequence)
+            while not all(s.done for s in sequences):
+                with self._exclusive() as scheduler:
+                    scheduler.step()
+                for continuation in pump or ():
+                    self._advance(continuation)
+            for continuation in pump or ():
+                self._advance(continuation)
+        finally:
+            for sequence in added:
+                self._finish(sequence, "abort")
+        for sequence in sequences:
+            if sequence.error is not None:
+                raise sequence.error
+
+    def _advance(self, continuation: _Continuation) -> str:
+        """Takes new tokens as text; ends the sequence when a stop string has come."""
+        text = continuation.pump()
+        if continuation.stopped and not continuation.sequence.done:
+            self._finish(continuation.sequence, "stop")
+        return text
+
+    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
+        continuation = self._begin(ids, params)
+        sequence = continuation.sequence
+        with self._exclusive() as scheduler:
+            scheduler.add(sequence)
+        try:
+            while not continuation.finished:
+                if not sequence.done and not sequence.fresh:
+                    with self._exclusive() as scheduler:
+                        scheduler.step()
+                text = self._advance(continuation)
+                if sequence.error is not None:
+                    raise sequence.error
+                if continuation.finished:
+                    completion = continuation.completion()
+                    yield Chunk(text, completion.finish_reason, completion)
+                elif text:
+                    yield Chunk(text)
+        finally:
+            self._finish(sequence, "abort")
+
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        """Ends a sequence that has not ended; nothing to do once the engine is closed."""
+        with self._lock:
+            if self._scheduler is not None:
+                self._scheduler.finish(sequence, reason)
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[Scheduler]:
+        """The scheduler, for one thread at a time."""
+        with self._lock:
+            if self._scheduler is None:
+                raise RequestError("this Engine is closed")
+            yield self._scheduler
+
+    # ---- checking what comes in -----------------------------------------------------------------
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError("this model has no tokenizer.json: give token ids instead of text")
+        return self.tokenizer
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        return self._check_ids(self.tokenize(prompt) if isinstance(prompt, str) else prompt)
+
+    def _check_ids(self, ids: Items[int]) -> list[int]:
+        """A non-empty list of ids inside the vocabulary."""
+        checked = [int(i) for i in ids]
+        if not checked:
+            raise RequestError("the prompt is empty: at least one token is needed")
+        vocab_size = self.config.vocab_size
+        for token in checked:
+            if not 0 <= token < vocab_size:
+                raise RequestError(f"token id {token} is outside the vocabulary of {vocab_size}")
+        return checked
+
+    # ---- life -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Frees the device's memory. The engine cannot be used afterwards."""
+        with self._lock:
+            self._scheduler = None
+            self._closing.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_scheduler", None) is not None:
+            warnings.warn("an Engine was not closed", ResourceWarning, stacklevel=2)
+
+
+def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
+    """The given parameters with the given keywords put in."""
+    if params is None:
+        return SamplingParams.from_mapping(overrides)
+    known = SamplingParams.from_mapping(overrides)  # refuses unknown names and bad values
+    return replace(params, **{name: getattr(known, name) for name in overrides})
+
+
+def _is_ids(prompt: Any) -> bool:
+    """Whether a prompt is token ids rather than a list of prompts."""
+    return all(isinstance(item, int | np.integer) for item in prompt)
+
+
+def _dtype(option: str, word: str, checkpoint: Checkpoint | None = None) -> DType:
+    """The type an option names; "auto" is the type most bytes of the checkpoint are stored in."""
+    if word == "auto" and checkpoint is not None:
+        return stored_dtype(checkpoint)
+    if word not in DTYPES:
+        expected = ", ".join((["auto"] if checkpoint else []) + list(DTYPES))
+        raise RequestError(f"{option}={word!r}: expected one of {expected}")
+    return DTYPES[word]
+
+
+def _decode_bytes(weights: Weights) -> int:
+    """Bytes of weights that decoding one token reads: every matrix but tables read by row."""
+    head = weights.model.matrices["lm_head"]
+    matrices = [head, *(m for layer in weights.layers for m in layer.matrices.values())]
+    return sum(ops.matrix_bytes(m.arena.library, m.dtype, m.out, m.inner) for m in matrices)
+
+
+def stored_dtype(checkpoint: Checkpoint) -> DType:
+    """The float type that most weights of a checkpoint have; f16 for quantised files."""
+    weights: dict[str, int] = {}
+    for name in checkpoint.names():
+        dtype = checkpoint.dtype(name).lower()
+        weights[dtype] = weights.get(dtype, 0) + prod(checkpoint.shape(name))
+    largest = max(weights, key=lambda dtype: weights[dtype], default="f32")
+    return DTYPES.get(largest, DType.F16)

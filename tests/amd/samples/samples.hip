@@ -115,24 +115,26 @@ extern "C" __global__ void matvec_q8(float *y, const int *qx, const float *dx, c
     y[o] = sum;
 }
 
-// C (rows, cols) = A (rows, depth) B^T (cols, depth): f16 in, f32 out, one wave a 16 x 16 tile staged through LDS; sizes
-// are multiples of 16. Without a matrix unit each lane of the wave computes its share of the tile.
+// C (rows, cols) = A (rows, depth) B^T (cols, depth): f16 in, f32 out. Each wave of a block of two computes a 16 x 16 tile,
+// one below the other, and shares B's tile in LDS; rows are a multiple of 32, the rest of 16. Without a matrix unit each lane
+// of the wave computes its share of the tile.
 extern "C" __global__ void matmul_matrix(float *c, const _Float16 *a, const _Float16 *b, int cols, int depth) {
-    __shared__ _Float16 as[16][16], bs[16][16];
-    const int lane = threadIdx.x, row0 = blockIdx.y * 16, col0 = blockIdx.x * 16, column = lane % 16, part = lane / 16;
+    __shared__ _Float16 as[32][16], bs[16][16];
+    const int lane = threadIdx.x % warpSize, wave = threadIdx.x / warpSize, column = lane % 16, part = lane / 16;
+    const int row0 = blockIdx.y * 32, col0 = blockIdx.x * 16, own = wave * 16;
     constexpr int n = 256 / warpSize;
     float d[n] = {};
     for (int k0 = 0; k0 < depth; k0 += 16) {
-        for (int i = lane; i < 256; i += warpSize) {
+        for (int i = threadIdx.x; i < 512; i += blockDim.x)
             as[i / 16][i % 16] = a[size_t(row0 + i / 16) * depth + k0 + i % 16];
+        for (int i = threadIdx.x; i < 256; i += blockDim.x)
             bs[i / 16][i % 16] = b[size_t(col0 + i / 16) * depth + k0 + i % 16];
-        }
         __syncthreads();
 #if HAVE_WMMA
         half16_t fa, fb;
         for (int k = 0; k < 16; ++k) {
             const int at = BUG == lanes_not_repeated ? (k + 8 * part) % 16 : k;
-            fa[k] = as[column][at], fb[k] = bs[column][at];
+            fa[k] = as[own + column][at], fb[k] = bs[column][at];
         }
         float8_t acc;
         for (int i = 0; i < 8; ++i) acc[i] = d[i];
@@ -140,20 +142,20 @@ extern "C" __global__ void matmul_matrix(float *c, const _Float16 *a, const _Flo
         for (int i = 0; i < 8; ++i) d[i] = acc[i];
 #elif HAVE_WMMA_GFX12
         half8_t fa, fb;
-        for (int k = 0; k < 8; ++k) fa[k] = as[column][8 * part + k], fb[k] = bs[column][8 * part + k];
+        for (int k = 0; k < 8; ++k) fa[k] = as[own + column][8 * part + k], fb[k] = bs[column][8 * part + k];
         float8_t acc;
         for (int i = 0; i < 8; ++i) acc[i] = d[i];
         acc = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(fa, fb, acc);
         for (int i = 0; i < 8; ++i) d[i] = acc[i];
 #elif HAVE_MFMA
         half4_t fa, fb;
-        for (int k = 0; k < 4; ++k) fa[k] = as[column][4 * part + k], fb[k] = bs[column][4 * part + k];
+        for (int k = 0; k < 4; ++k) fa[k] = as[own + column][4 * part + k], fb[k] = bs[column][4 * part + k];
         float4_t acc = {d[0], d[1], d[2], d[3]};
         acc = __builtin_amdgcn_mfma_f32_16x16x16f16(fa, fb, acc, 0, 0, 0);
         for (int i = 0; i < 4; ++i) d[i] = acc[i];
 #else
         for (int i = 0; i < n; ++i)
-            for (int k = 0; k < 16; ++k) d[i] += float(as[n * part + i][k]) * float(bs[column][k]);
+            for (int k = 0; k < 16; ++k) d[i] += float(as[own + n * part + i][k]) * float(bs[column][k]);
 #endif
         if (BUG != barrier_too_early) __syncthreads();
     }
@@ -163,7 +165,7 @@ extern "C" __global__ void matmul_matrix(float *c, const _Float16 *a, const _Flo
 #else
         const int row = BUG == wrong_fragment_row ? 2 * i + part : n * part + i;
 #endif
-        c[size_t(row0 + row) * cols + col0 + column] = d[i];
+        c[size_t(row0 + own + row) * cols + col0 + column] = d[i];
     }
 }
 

@@ -27,33 +27,39 @@ inline const char *hipGetErrorString(hipError_t error) {
     }
 }
 
-// Memory ends at a page that cannot be touched and starts as 0xff bytes: NaN in every float type, -1 as an integer.
-inline hipError_t hipMalloc(void **out, size_t bytes) {
-    constexpr size_t header = standin::page_bytes, alignment = 16;
+namespace standin {
+// Memory that ends at a page that cannot be touched and starts as 0xff bytes: NaN in every float type, -1 as an integer.
+// alignment: a power of two; with one that divides `bytes` there is no slack before the guard.
+inline void *guarded_alloc(size_t bytes, size_t alignment) {
     const size_t used = (bytes + alignment - 1) / alignment * alignment;
-    const size_t whole = (used + standin::page_bytes - 1) / standin::page_bytes * standin::page_bytes;
-    char *base = static_cast<char *>(standin::pages(header + whole + standin::page_bytes));
-    if (!base) return hipErrorOutOfMemory;
-    char *guard = base + header + whole;
-    mprotect(guard, standin::page_bytes, PROT_NONE);
-    char *p = guard - used;
-    if (size_t(reinterpret_cast<uintptr_t>(p)) % 256 != 0 && used >= 256)  // an arena needs 256
-        p = reinterpret_cast<char *>(reinterpret_cast<uintptr_t>(p) & ~uintptr_t(255));
+    const size_t whole = (used + page_bytes - 1) / page_bytes * page_bytes;
+    char *base = static_cast<char *>(pages(page_bytes + whole + page_bytes));  // header, memory, guard
+    if (!base) return nullptr;
+    *reinterpret_cast<size_t *>(base) = page_bytes + whole + page_bytes;
+    char *guard = base + page_bytes + whole;
+    mprotect(guard, page_bytes, PROT_NONE);
     constexpr size_t poisoned_at_most = size_t(256) << 20;
-    memset(p, 0xff, size_t(guard - p) < poisoned_at_most ? size_t(guard - p) : poisoned_at_most);
-    reinterpret_cast<size_t *>(base)[0] = header + whole + standin::page_bytes;
-    *out = p;
-    return hipSuccess;
+    memset(guard - used, 0xff, used < poisoned_at_most ? used : poisoned_at_most);
+    return guard - used;
+}
+inline void guarded_free(void *p) {
+    if (!p) return;
+    const uintptr_t first_page = reinterpret_cast<uintptr_t>(p) / page_bytes * page_bytes;
+    char *base = reinterpret_cast<char *>(first_page - page_bytes);
+    munmap(base, *reinterpret_cast<size_t *>(base));
+}
+}  // namespace standin
+
+inline hipError_t hipMalloc(void **out, size_t bytes) {
+    *out = standin::guarded_alloc(bytes, 256);
+    return *out ? hipSuccess : hipErrorOutOfMemory;
 }
 template <class T>
 inline hipError_t hipMalloc(T **out, size_t bytes) {
     return hipMalloc(reinterpret_cast<void **>(out), bytes);
 }
 inline hipError_t hipFree(void *p) {
-    if (!p) return hipSuccess;
-    char *base = reinterpret_cast<char *>(reinterpret_cast<uintptr_t>(p) / standin::page_bytes * standin::page_bytes);
-    base -= standin::page_bytes;  // the header is the page before the one the memory starts in
-    munmap(base, reinterpret_cast<size_t *>(base)[0]);
+    standin::guarded_free(p);
     return hipSuccess;
 }
 inline hipError_t hipHostMalloc(void **out, size_t bytes, unsigned = 0) { return hipMalloc(out, bytes); }

@@ -1,0 +1,191 @@
+"""The tokenizer inside a GGUF file, built anew as the `tokenizers` pipeline it was converted from.
+
+A GGUF file has no tokenizer.json: it holds a vocabulary, merges or scores, and for byte-level BPE a
+word (tokenizer.ggml.pre) for how text is split before merging, which names the original's pipeline.
+Sources: llama.cpp's src/llama-vocab.cpp for the words, the tokenizer.json files of the models they
+stand for; Transformers 5.24 LlamaTokenizer for SentencePiece vocabularies.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from pyengine.errors import ConfigError, UnsupportedModelError
+from pyengine.generation.tokenizer import Tokenizer, set_added_ends
+from pyengine.models.gguf import end_token_ids, read_header
+
+_CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2  # tokenizer.ggml.token_type
+_SPACE = "\u2581"
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT2 = ""  # ByteLevel's own expression
+_DIGITS = "digits"  # the same after setting every digit apart
+
+# tokenizer.ggml.pre -> how text is split. Files from before that key was written are GPT-2's kind.
+_SPLITS = {
+    **dict.fromkeys(("default", "gpt-2", "mpt", "olmo", "jais", "phi-2"), _GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _DIGITS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "dbrx"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    "tekken": _TEKKEN,
+}
+
+
+def load_gguf_tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer of a GGUF file; None if it holds none.
+
+    Raises:
+        UnsupportedModelError: a kind of tokenizer, or a way of splitting text, that is not known.
+        ConfigError: its lists contradict each other.
+    """
+    metadata = read_header(path).metadata
+    facts = {
+        key.removeprefix("tokenizer.ggml."): value
+        for key, value in metadata.items()
+        if key.startswith("tokenizer.ggml.")
+    }
+    kind = facts.get("model")
+    if kind is None or kind == "none":
+        return None
+    tokens = facts.get("tokens", [])
+    types = facts.get("token_type", [1] * len(tokens))
+    if not tokens or len(types) != len(tokens):
+        raise ConfigError(f"{path}: {len(tokens)} tokens, {len(types)} token types")
+    if kind == "gpt2":
+        backend, adds_bos = _byte_level(path, facts, tokens)
+    elif kind == "llama":
+        backend, adds_bos = _sentencepiece(path, facts, tokens, types), True
+    else:
+        raise UnsupportedModelError(f"{path}: tokenizer.ggml.model {kind!r} is not supported")
+
+    added = {  # (control, token)
+        True: [t for t, k in zip(tokens, types, strict=True) if k in (_CONTROL, _UNKNOWN)],
+        False: [t for t, k in zip(tokens, types, strict=True) if k == _USER_DEFINED],
+    }
+    backend.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in added[True]])
+    backend.add_tokens([AddedToken(t, normalized=False) for t in added[False]])
+    named = {
+        "bos_token": facts.get("bos_token_id"),
+        "eos_token": facts.get("eos_token_id"),
+        "unk_token": facts.get("unknown_token_id"),
+        "pad_token": facts.get("padding_token_id"),
+    }
+    special = {name: tokens[i] for name, i in named.items() if i is not None and i < len(tokens)}
+    set_added_ends(
+        backend,
+        special.get("bos_token") if facts.get("add_bos_token", adds_bos) else None,
+        special.get("eos_token") if facts.get("add_eos_token", False) else None,
+    )
+    templates = {
+        key.removeprefix("tokenizer.chat_template").removeprefix(".") or "default": value
+        for key, value in metadata.items()
+        if key.startswith("tokenizer.chat_template") and isinstance(value, str)
+    }
+    return Tokenizer(
+        backend,
+        special_tokens=special,
+        chat_templates=templates,
+        source=str(path),
+        eos_token_ids=end_token_ids(metadata),
+    )
+
+
+def _byte_level(path: Path, facts: dict[str, Any], tokens: list[str]) -> tuple[Backend, bool]:
+    """Byte-level BPE, and whether such a text begins with BOS unless the file says otherwise."""
+    word = facts.get("pre", "default")
+    if word not in _SPLITS:
+        raise UnsupportedModelError(
+            f"{path}: text split {word!r} (tokenizer.ggml.pre) is not known; "
+            f"known: {', '.join(_SPLITS)}"
+        )
+    split = _SPLITS[word]
+    if "merges" not in facts:
+        raise ConfigError(f"{path}: tokenizer.ggml.merges is missing")
+    from_tiktoken = split in (_LLAMA3, _TEKKEN)
+    merges = [_pair(path, merge) for merge in facts["merges"]]
+    backend = _bpe(path, _vocabulary(tokens), merges, ignore_merges=from_tiktoken)
+    own_split = split in (_GPT2, _DIGITS)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own_split)
+    if split == _DIGITS:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), byte_level]
+        )
+    elif own_split:
+        backend.pre_tokenizer = byte_level
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(split), behavior="isolated"), byte_level]
+        )
+    if split == _QWEN2:
+        backend.normalizer = normalizers.NFC()
+    backend.decoder = decoders.ByteLevel()
+    return backend, from_tiktoken
+
+
+def _sentencepiece(
+    path: Path, facts: dict[str, Any], tokens: list[str], types: list[int]
+) -> Backend:
+    """SentencePiece's BPE: merges are the splits of each token, the best-scored token first."""
+    vocabulary = _vocabulary(tokens)
+    scores = facts.get("scores", [])
+    if len(scores) != len(tokens):
+        raise ConfigError(f"{path}: {len(tokens)} tokens, {len(scores)} scores")
+    if "merges" in facts:
+        merges = [_pair(path, merge) for merge in facts["merges"]]
+    else:
+        merges = _merges_from_scores(vocabulary, scores)
+    unknown = next((t for t, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
+    backend = _bpe(path, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    prefix = facts.get("add_space_prefix", True)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(
+        replacement=_SPACE, prepend_scheme="first" if prefix else "never", split=False
+    )
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return backend
+
+
+def _bpe(
+    path: Path, vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any
+) -> Backend:
+    try:
+        return Backend(models.BPE(vocab=vocabulary, merges=merges, **options))
+    except Exception as error:  # tokenizers raises plain Exception
+        raise ConfigError(f"{path}: vocabulary and merges do not fit: {error}") from error
+
+
+def _vocabulary(tokens: list[str]) -> dict[str, int]:
+    """Token -> id; of a token listed twice the first id."""
+    return {token: i for i, token in reversed(list(enumerate(tokens)))}
+
+
+def _pair(path: Path, merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    if not left or not right:
+        raise ConfigError(f"{path}: merge {merge!r} is not two tokens")
+    return left, right
+
+
+def _merges_from_scores(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """Transformers' generate_merges: by falling score, then by falling lengths of the halves."""
+    ranked = []
+    for token, index in vocabulary.items():
+        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        pairs = [(a, b) for a, b in pairs if a in vocabulary and b in vocabulary]
+        pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        ranked += [(scores[index], len(a), len(b), a, b) for a, b in pairs]
+    ranked.sort(key=lambda entry: entry[:3], reverse=True)
+    return [(a, b) for *_, a, b in ranked]

@@ -40,8 +40,7 @@ def from_bf16(x: Array) -> Array:
 def quantize_q8_0(x: Array) -> Array:
     """ggml's q8_0 of float32 (rows, cols): structured blocks (rows, ceil(cols / 32)).
 
-    d = max|x| / 127 in float32, stored as f16; q = round(x / d) with the unrounded d, half away from
-    zero.
+    d = max|x| / 127 in float32, stored as f16; q = round(x / d), d unrounded, half away from zero.
     """
     rows, cols = x.shape
     padded = np.zeros((rows, -(-cols // Q8_0_BLOCK) * Q8_0_BLOCK), np.float32)
@@ -129,7 +128,7 @@ def rope_table(positions: int, rotary_dim: int, theta: float = 10000.0) -> Array
 
 
 def rope(x: Array, table: Array, table_row: Array, heads: int, rotary_dim: int) -> Array:
-    """x (rows, heads * head_dim), the first rotary_dim values of each head rotated, paired at half."""
+    """x (rows, heads * head_dim); the first rotary_dim of each head rotated, paired at half."""
     y = x.astype(np.float64).reshape(len(x), heads, -1).copy()
     half = rotary_dim // 2
     for row, at in enumerate(table_row):
@@ -243,8 +242,8 @@ def sample_distribution(
 ) -> Array | None:
     """Unnormalised probabilities of one row after all filters, in the header's order.
 
-    counts, bias: the row's slot (vocab), or None. At temperature 0 the largest has all the probability.
-    None: nothing to pick.
+    counts, bias: the row's slot (vocab), or None. At temperature 0 the largest has all
+    the probability. None: nothing to pick.
     """
     temperature, top_p, min_p, repetition, presence, frequency = (float(v) for v in floats[:6])
     if np.isnan(logits).any() or np.isposinf(logits).any():

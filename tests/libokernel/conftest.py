@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +15,7 @@ import pytest
 from pyengine.errors import InvalidArgument, Unavailable
 from pyengine.native import Arena, Buffer, DType, Library, Queue, library_path, load_library
 
+ROOT = Path(__file__).resolve().parents[2]
 Array = np.ndarray[Any, Any]
 _DTYPES = {"float32": DType.F32, "float16": DType.F16, "uint16": DType.BF16, "int32": DType.I32}
 
@@ -87,3 +92,22 @@ def refused() -> Callable[[Callable[..., Any], dict[str, Any], dict[str, dict[st
             assert f"{caught.value.function}: {message}" in str(caught.value)
 
     return check
+
+
+@pytest.fixture
+def run_python() -> Callable[..., str]:
+    """run_python(code, prefix=[...], VARIABLE="..."): what a fresh interpreter prints, stripped."""
+
+    def run(code: str, prefix: list[str] | None = None, **variables: str) -> str:
+        done = subprocess.run(
+            [*(prefix or []), sys.executable, "-c", code],
+            env=os.environ | variables,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run

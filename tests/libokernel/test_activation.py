@@ -9,7 +9,7 @@ from pyengine.native import Activation, ops
 from tests import reference
 from tests.tolerances import ELEMENTWISE, Tolerance, assert_close
 
-# In the tails exp's argument is rounded before exp sees it: |u| * 2^-24 of the result, |u| up to 88.
+# In the tails exp's argument is rounded before exp sees it: |u| * 2^-24, |u| up to 88.
 TAIL = Tolerance(2e-5, 0, "exp of an argument near -88, itself rounded to 2^-24")
 
 

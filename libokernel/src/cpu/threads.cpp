@@ -137,7 +137,8 @@ void start_workers(int size) {
     for (int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT}) sigdelset(&blocked, fault);
     pthread_sigmask(SIG_SETMASK, &blocked, &before);
     while (pool.workers < size - 1 && !pthread_create(&pool.threads[pool.workers], nullptr, worker, nullptr))
-        pool.workers++;  // with fewer threads than asked for, work is slower but the same
+        pthread_setname_np(pool.threads[pool.workers++], "okernel");
+    // With fewer threads than asked for, work is slower but the same.
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

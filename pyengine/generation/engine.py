@@ -327,6 +327,7 @@ class Engine:
             decoder, buffers, queue, arena, exact_rows=exact_rows, record=record
         )
         close(self._runner.close)
+        self._runner.record_decodes()
         self._scheduler = Scheduler(
             self._runner,
             BlockPool(budget.blocks),

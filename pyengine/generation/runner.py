@@ -74,6 +74,15 @@ class StepRunner:
             self._programs[key] = program
         return self._programs[key]
 
+    def record_decodes(self) -> None:
+        """Records the programs of all steps that only decode, so that none waits for it later."""
+        rows, most = 1, self.buffers.shape.sequences
+        while self._record:
+            self.program(program_rows(rows, self.buffers.shape.rows), logits=False)
+            if rows >= most:
+                return
+            rows *= 2
+
     def _issue(self, rows: int, *, logits: bool) -> None:
         self.buffers.send(self._queue)
         self._decoder.forward(self._queue, rows)

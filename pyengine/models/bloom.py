@@ -42,8 +42,8 @@ SPEC = DecoderSpec(
     },
     prefix="transformer.",
     ignored=frozenset(
-        "seq_length offset_alibi skip_bias_add skip_bias_add_qkv masked_softmax_fusion bias_dropout_fusion"
-        " attention_softmax_in_fp32 n_inner".split()
+        "seq_length offset_alibi skip_bias_add skip_bias_add_qkv masked_softmax_fusion"
+        " bias_dropout_fusion attention_softmax_in_fp32 n_inner".split()
     ),
     norm="layer",
     norm_bias=True,

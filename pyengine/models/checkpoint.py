@@ -31,6 +31,7 @@ IGNORABLE_SUFFIXES = (
     ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
     ".rotary_emb.inv_freq",
 )  # fmt: skip
+_MAX_HEADER_BYTES = 100_000_000  # what the safetensors package accepts
 _NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2,
@@ -244,8 +245,10 @@ def _read_into(array: Array, descriptor: int, offset: int, file: Path) -> None:
 
 
 def _open_descriptor(file: Path) -> int:
-    """Opens for reading. Raises WeightError that names a dangling link and its target."""
+    """Opens a regular file. Raises WeightError that names a dangling link and its target."""
     try:
+        if not file.is_file() and file.exists():
+            raise WeightError(f"{file} is not a file")
         return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
         if file.is_symlink():
@@ -326,9 +329,18 @@ def _checked_entry(
 
 
 def _recognise_other_content(file: Path, size: int, start: bytes) -> None:
-    """Raises with a plain word for what is often found in place of weights."""
+    """Raises with a plain word for what is often found in place of weights.
+
+    A file begins with its header's length, which may look like any byte; so the content is judged
+    only where that length cannot be one.
+    """
     if size == 0:
         raise WeightError(f"{file} is empty: incomplete download")
+    if size < 8:
+        raise WeightError(f"{file} has {size} bytes: incomplete download")
+    (length,) = struct.unpack("<Q", start[:8])
+    if length <= min(size - 8, _MAX_HEADER_BYTES):
+        return
     if start.startswith(b"version https://git-lfs"):
         raise WeightError(
             f"{file} is a git LFS pointer, not the weights: incomplete download; run git lfs pull"
@@ -337,11 +349,7 @@ def _recognise_other_content(file: Path, size: int, start: bytes) -> None:
         raise WeightError(f"{file} is an HTML page, not weights: the download failed")
     if start.startswith(b"GGUF"):
         raise WeightError(f"{file} is a GGUF file; give its own path, ending in .gguf")
-    if size < 8:
-        raise WeightError(f"{file} has {size} bytes: incomplete download")
-    (length,) = struct.unpack("<Q", start[:8])
-    if length > size - 8:
-        raise WeightError(
-            f"{file} has {size} bytes, but its header alone should have {length}: "
-            "incomplete download, or not a safetensors file"
-        )
+    raise WeightError(
+        f"{file} has {size} bytes, but its header alone should have {length}: "
+        "incomplete download, or not a safetensors file"
+    )

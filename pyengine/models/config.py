@@ -249,8 +249,8 @@ def _read(raw: Mapping[str, Any], name: str, field: Field, source: str) -> Any:
         if default is REQUIRED:
             raise ConfigError(f"{source}: {' or '.join(spellings)} is missing")
         return default
-    key, value = next(iter(given.items()))
-    for other, same in given.items():
+    (key, value), *others = given.items()
+    for other, same in others:
         if same != value:
             raise ConfigError(f"{source}: {key}={value!r} and {other}={same!r} disagree")
     return _check(value, field, key, source)

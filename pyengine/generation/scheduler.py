@@ -154,8 +154,7 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """Ends a sequence and frees what it holds; harmless if it has ended."""
-        if not sequence.done:
-            sequence.finish_reason = reason
+        sequence.finish_reason = sequence.finish_reason or reason
         if sequence in self._waiting:
             self._waiting.remove(sequence)
         if sequence in self._running:

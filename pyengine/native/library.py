@@ -11,6 +11,7 @@ from pyengine.errors import EngineError, LibraryError, RequestError, Unavailable
 from pyengine.native.bindings import Functions, address, int32_cell, text_cell, uint64_cell
 
 BACKENDS = ("cpu", "hip", "cuda")
+GPU_NODES = ("/dev/kfd", "/dev/nvidiactl")
 NATIVE_FOLDER = Path(__file__).resolve().parent
 
 _log = logging.getLogger("pyengine")
@@ -187,7 +188,7 @@ def choose_device(device: str = "auto") -> Device:
                 return _choose_gpu(backend, None)
             except EngineError as error:
                 reasons.append(str(error))
-        if not reasons and any(Path(node).exists() for node in ("/dev/kfd", "/dev/nvidiactl")):
+        if not reasons and any(Path(node).exists() for node in GPU_NODES):
             reasons.append("a GPU is present, but no GPU build of libokernel is installed")
         notice = f"using the CPU: {'; '.join(reasons)}" if reasons else ""
         return _describe(load_library("cpu"), 0, notice)

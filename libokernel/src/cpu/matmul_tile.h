@@ -4,8 +4,9 @@
 // so each sum is one f32 accumulator that meets the products of its row and its output in the order of `in`, however many
 // rows and panels travel together: that is why a row's result depends on nothing else.
 //
-// Weights are read once for up to max_rows rows: f16 and bf16 are widened to f32 in registers, q8_0 either as f32 (32 values
-// of a panel at a time on the stack) or by exact integer dots against activations quantised per row and 32 values:
+// Each weight is widened to f32, and meets the activations as f32: in registers (q8_0: 32 values of a panel at a time on the
+// stack), or, where several tiles share the panels, once for all of them into a buffer on the stack. Or q8_0 is multiplied
+// by exact integer dots with activations quantised per row and 32 values:
 //   y += (sum_i q_w q_x) d_w d_x   per block, with a multiply, a multiply and an add, the same on every path.
 #pragma once
 #include <utility>
@@ -33,6 +34,15 @@ constexpr int kMaxRowsInt8 = 4;
 constexpr int kMaxRows = 3, kWidePanels = 1, kSums = 12;
 constexpr int kMaxRowsInt8 = 2;
 #endif
+
+#if defined(__AVX2__) || defined(OK_NEON)
+constexpr bool kHalfLoads = true;  // an instruction or two widen f16 and bf16, hidden behind the products of a tile
+#else
+constexpr bool kHalfLoads = false;
+#endif
+
+constexpr int kChunk = 256;  // values along `in` of panels that tiles share: kWidePanels of them in f32 fit a first cache
+static_assert(kChunk % q8_block == 0);
 
 // Panels that a tile of `rows` rows takes at once: as many as fit for few rows, where the read of the weights is what
 // counts, and kWidePanels for every height that can occur beside another tile.
@@ -89,18 +99,24 @@ inline void multiply_add(Sums<R, P> &sums, const float *x, const T *w, int64_t s
 }
 
 // ---- kinds of weights ------------------------------------------------------------------------------------------------
-// Each says how long its walk along `in` is (in `units`), how many units one pass takes when several row tiles share it,
-// how large a unit of x is, where panels begin, and multiplies one tile.
+// Each says in how many `units` it walks along `in`, how many units one pass takes when several row tiles share the panels,
+// how large a unit of x is, where panels begin, how panels widen to f32 (if that pays), and how to multiply one tile.
 
 template <class T>
 struct FloatWeights {
-    static constexpr int max_rows = kMaxRows, chunk = 512, x_bytes = sizeof(float);
+    static constexpr int max_rows = kMaxRows, chunk = kChunk, x_bytes = sizeof(float);
+    static constexpr bool widens = sizeof(T) < sizeof(float) && !kHalfLoads;
     static constexpr int group(int rows) { return panels_at_once(rows); }
     static int64_t units(int64_t in) { return in; }
 
     static Panels panels(const MatmulJob &job, int64_t panel, int64_t unit) {
         return {static_cast<const T *>(job.weight) + (panel * job.in + unit) * panel_size, nullptr,
                 job.in * panel_size, 0};
+    }
+
+    static void widen(float *to, const Panels &w, int64_t panel, int64_t n) {
+        const T *from = static_cast<const T *>(w.data) + panel * w.data_stride;
+        for (int64_t i = 0; i < n * panel_size; i += kLanes) ::store(to + i, ::load(from + i));
     }
 
     template <int R, int P>
@@ -112,6 +128,12 @@ struct FloatWeights {
     }
 };
 
+inline VecInt load_four(const int8_t *quants) {
+    VecInt four;
+    std::memcpy(&four, quants, sizeof four);
+    return four;
+}
+
 static inline Panels q8_panels(const MatmulJob &job, int64_t panel, int64_t block) {
     const Q8Matrix matrix(job.weight, job.out, job.in);
     return {matrix.quants + (panel * matrix.blocks + block) * q8_panel_block_bytes,
@@ -121,22 +143,28 @@ static inline Panels q8_panels(const MatmulJob &job, int64_t panel, int64_t bloc
 
 // q8_0 weights, activations in f32: each weight becomes q * d, then is multiplied as f32.
 struct Q8Weights {
-    static constexpr int max_rows = kMaxRows, chunk = 512, x_bytes = sizeof(float);
-    static_assert(chunk % q8_block == 0);
+    static constexpr int max_rows = kMaxRows, chunk = kChunk, x_bytes = sizeof(float);
+    static constexpr bool widens = true;
     static constexpr int group(int rows) { return panels_at_once(rows); }
     static int64_t units(int64_t in) { return in; }
     static Panels panels(const MatmulJob &job, int64_t panel, int64_t unit) {
         return q8_panels(job, panel, unit / q8_block);
     }
 
-    // One block of a panel as f32 [32][16].
-    static void widen(float *to, const int8_t *quants, const f16 *scale) {
+    static void widen(float *to, const Panels &w, int64_t panel, int64_t n) {
+        for (int64_t block = 0; block < ceil_div(n, q8_block); block++, to += q8_block * panel_size)
+            widen_block(to, w, panel, block);
+    }
+
+    static void widen_block(float *to, const Panels &w, int64_t panel, int64_t block) {
+        const int8_t *quants =
+            static_cast<const int8_t *>(w.data) + panel * w.data_stride + block * q8_panel_block_bytes;
+        const f16 *scale = w.scale + panel * w.scale_stride + block * panel_size;
         Vec d[kVecs];
         for (int v = 0; v < kVecs; v++) d[v] = ::load(scale + v * kLanes);
         for (int i = 0; i < q8_block / 4; i++)
             for (int v = 0; v < kVecs; v++) {
-                VecInt four;
-                std::memcpy(&four, quants + (i * panel_size + v * kLanes) * 4, sizeof four);
+                const VecInt four = load_four(quants + (i * panel_size + v * kLanes) * 4);
 #pragma GCC unroll 4
                 for (int j = 0; j < 4; j++)
                     ::store(to + (4 * i + j) * panel_size + v * kLanes,
@@ -151,10 +179,7 @@ struct Q8Weights {
         Sums<R, P> s = {};
         if (!first) s.load(sums);
         for (int64_t k = 0; k < n; k += q8_block) {
-            for (int p = 0; p < P; p++)
-                widen(block + p * stride,
-                      static_cast<const int8_t *>(w.data) + p * w.data_stride + k * panel_size,
-                      w.scale + p * w.scale_stride + k / q8_block * panel_size);
+            for (int p = 0; p < P; p++) widen_block(block + p * stride, w, p, k / q8_block);
             multiply_add(s, static_cast<const float *>(x) + k * R, block, stride, n - k < q8_block ? n - k : q8_block);
         }
         s.store(sums);
@@ -207,6 +232,7 @@ static_assert(sizeof(Int8Rows<3>) == 3 * q8_activation_bytes);
 // q8_0 weights, activations as Int8Rows.
 struct Q8Int8Weights {
     static constexpr int max_rows = kMaxRowsInt8, chunk = 64, x_bytes = q8_activation_bytes;
+    static constexpr bool widens = false;
     static constexpr int group(int) { return 1; }
     static int64_t units(int64_t in) { return ceil_div(in, q8_block); }
     static Panels panels(const MatmulJob &job, int64_t panel, int64_t unit) { return q8_panels(job, panel, unit); }
@@ -227,12 +253,12 @@ struct Q8Int8Weights {
                 for (int v = 0; v < kVecs; v++) dots[r][v] = VecInt{} + (kUnsignedWeights ? rows->start[r] : 0);
 #pragma GCC unroll 8
             for (int i = 0; i < q8_block / 4; i++, quants += 4 * panel_size) {
-                VecInt weights[kVecs];
-                std::memcpy(weights, quants, sizeof weights);
 #pragma GCC unroll 16
-                for (int r = 0; r < R; r++)
+                for (int v = 0; v < kVecs; v++) {
+                    const VecInt weights = load_four(quants + v * kLanes * 4);
 #pragma GCC unroll 16
-                    for (int v = 0; v < kVecs; v++) dots[r][v] = dot4(dots[r][v], weights[v], rows->four[i][r]);
+                    for (int r = 0; r < R; r++) dots[r][v] = dot4(dots[r][v], weights, rows->four[i][r]);
+                }
             }
 #pragma GCC unroll 16
             for (int v = 0; v < kVecs; v++) {
@@ -266,45 +292,49 @@ static void finish(const MatmulJob &job, const float *sums, int64_t width, int64
     }
 }
 
+using Tile = void (*)(float *sums, const void *x, const Panels &w, int64_t n, bool first);
+
+// The tiles of one kind of weights by rows - 1: for W::group(rows) panels at once, and for one.
+template <class W, class = std::make_integer_sequence<int, W::max_rows>>
+struct Tiles;
+template <class W, int... R>
+struct Tiles<W, std::integer_sequence<int, R...>> {
+    static constexpr Tile grouped[] = {&W::template tile<R + 1, W::group(R + 1)>...};
+    static constexpr Tile single[] = {&W::template tile<R + 1, 1>...};
+};
+
 template <class W>
-struct Tiles {
-    using Tile = void (*)(float *sums, const void *x, const Panels &w, int64_t n, bool first);
+void run(const MatmulJob &job, int64_t panel_begin, int64_t panel_end, int64_t tile_begin, int64_t tile_end) {
+    const bool shared = tile_end - tile_begin > 1;
+    const int64_t units = W::units(job.in), chunk = shared ? W::chunk : units;
+    const int64_t first_row = job.tile_row(tile_begin), rows = job.tile_row(tile_end) - first_row;
+    const int64_t at_once = W::group(static_cast<int>(job.tile_row(tile_begin + 1) - first_row));
+    alignas(64) float sums[matmul_block_rows * kWidePanels * panel_size];
+    static_assert(sizeof sums >= W::max_rows * 4 * panel_size * sizeof(float));
+    alignas(64) float wide[W::widens ? kWidePanels * kChunk * panel_size : 1];
 
-    struct Table {
-        Tile grouped[W::max_rows], single[W::max_rows];  // by rows - 1; `grouped` takes W::group(rows) panels
-    };
-
-    template <int... R>
-    static constexpr Table make_table(std::integer_sequence<int, R...>) {
-        return {{&W::template tile<R + 1, W::group(R + 1)>...}, {&W::template tile<R + 1, 1>...}};
-    }
-    static constexpr Table table = make_table(std::make_integer_sequence<int, W::max_rows>{});
-
-    static void run(const MatmulJob &job, int64_t panel_begin, int64_t panel_end, int64_t tile_begin, int64_t tile_end) {
-        const int64_t units = W::units(job.in), chunk = tile_end - tile_begin > 1 ? W::chunk : units;
-        const int64_t first_row = job.tile_row(tile_begin), rows = job.tile_row(tile_end) - first_row;
-        const int64_t at_once = W::group(static_cast<int>(job.tile_row(tile_begin + 1) - first_row));
-        alignas(64) float sums[matmul_block_rows * kWidePanels * panel_size];
-        static_assert(sizeof sums >= W::max_rows * 4 * panel_size * sizeof(float));
-
-        for (int64_t panel = panel_begin, group; panel < panel_end; panel += group) {
-            group = panel_end - panel >= at_once ? at_once : 1;
-            const Tile *tiles = group > 1 ? table.grouped : table.single;
-            for (int64_t unit = 0; unit < units; unit += chunk) {
-                const Panels w = W::panels(job, panel, unit);
-                const int64_t n = units - unit < chunk ? units - unit : chunk;
-                for (int64_t t = tile_begin; t < tile_end; t++) {
-                    const int64_t row = job.tile_row(t), height = job.tile_row(t + 1) - row;
-                    const char *x = static_cast<const char *>(job.x) + (row * units + unit * height) * W::x_bytes;
-                    tiles[height - 1](sums + (row - first_row) * group * panel_size, x, w, n, unit == 0);
+    for (int64_t panel = panel_begin, group; panel < panel_end; panel += group) {
+        group = panel_end - panel >= at_once ? at_once : 1;
+        for (int64_t unit = 0; unit < units; unit += chunk) {
+            const int64_t n = units - unit < chunk ? units - unit : chunk;
+            Panels w = W::panels(job, panel, unit);
+            const Tile *tiles = group > 1 ? Tiles<W>::grouped : Tiles<W>::single;
+            if constexpr (W::widens) {
+                if (shared) {
+                    for (int64_t p = 0; p < group; p++) W::widen(wide + p * kChunk * panel_size, w, p, n);
+                    w = {wide, nullptr, kChunk * panel_size, 0};
+                    tiles = group > 1 ? Tiles<FloatWeights<float>>::grouped : Tiles<FloatWeights<float>>::single;
                 }
             }
-            finish(job, sums, group * panel_size, first_row, rows, panel * panel_size);
+            for (int64_t t = tile_begin; t < tile_end; t++) {
+                const int64_t row = job.tile_row(t), height = job.tile_row(t + 1) - row;
+                const char *x = static_cast<const char *>(job.x) + (row * units + unit * height) * W::x_bytes;
+                tiles[height - 1](sums + (row - first_row) * group * panel_size, x, w, n, unit == 0);
+            }
         }
+        finish(job, sums, group * panel_size, first_row, rows, panel * panel_size);
     }
-
-    static constexpr MatmulKernel kernel = {W::max_rows, run};
-};
+}
 
 // ---- activations as int8 ---------------------------------------------------------------------------------------------
 
@@ -341,9 +371,11 @@ static void quantize_tile(void *tile, const float *x, int64_t rows, int64_t in) 
     }
 }
 
-constexpr MatmulPath kMatmulPath = {{Tiles<FloatWeights<float>>::kernel, Tiles<FloatWeights<f16>>::kernel,
-                                     Tiles<FloatWeights<bf16>>::kernel, Tiles<Q8Weights>::kernel,
-                                     Tiles<Q8Int8Weights>::kernel},
+template <class W>
+constexpr MatmulKernel kKernel = {W::max_rows, run<W>};
+
+constexpr MatmulPath kMatmulPath = {{kKernel<FloatWeights<float>>, kKernel<FloatWeights<f16>>,
+                                     kKernel<FloatWeights<bf16>>, kKernel<Q8Weights>, kKernel<Q8Int8Weights>},
                                     quantize_tile};
 
 }  // namespace

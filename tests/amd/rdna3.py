@@ -62,6 +62,14 @@ class Counts:
         return sum(self.instructions.values())
 
 
+@dataclass(frozen=True)
+class Pointer:
+    """A kernel argument that points into an array, `offset` bytes from its start."""
+
+    array: Array
+    offset: int = 0
+
+
 class Memory:
     """Global memory: one array of bytes with gaps between the buffers."""
 
@@ -266,8 +274,9 @@ class Machine:
     ) -> Counts:
         """Runs a kernel over grid workgroups of block work-items.
 
-        arguments: numpy arrays for pointers (device memory with exactly their bytes, copied back after the run; None is a
-        null pointer) and numpy scalars of the parameters' exact types for the rest. Raises Trap and NotImplementedError.
+        arguments: for pointers numpy arrays (device memory with exactly their bytes, copied back after the run), Pointers
+        into them, or None for null; for the rest numpy scalars of the parameters' exact types, or bytes. Raises Trap and
+        NotImplementedError.
         """
         grid, block = [*grid, 1, 1][:3], [*block, 1, 1][:3]
         metadata = self.code.kernels[kernel]
@@ -314,16 +323,20 @@ class Machine:
         for argument in metadata.get(".args", []):
             kind, at, size = argument[".value_kind"], argument[".offset"], argument[".size"]
             if kind == "global_buffer":
-                array = next(given)
+                pointer = next(given)
                 address = 0
-                if array is not None:
+                if pointer is not None:
+                    if not isinstance(pointer, Pointer):
+                        pointer = Pointer(pointer)
+                    array = pointer.array
                     if id(array) not in placed:  # the same array twice: the same memory
                         placed[id(array)] = memory.add(array.tobytes())
                         buffers.append((array, placed[id(array)]))
-                    address = BASE_ADDRESS + placed[id(array)]
+                    address = BASE_ADDRESS + placed[id(array)] + pointer.offset
                 packed[at : at + 8] = struct.pack("<Q", address)
             elif kind == "by_value":
-                value = next(given).tobytes()
+                value = next(given)
+                value = value if isinstance(value, bytes) else value.tobytes()
                 if len(value) != size:
                     raise TypeError(f"argument {argument.get('.name', at)}: {len(value)} bytes, expected {size}")
                 packed[at : at + size] = value

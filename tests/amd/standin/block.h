@@ -4,6 +4,7 @@
 // a lane that ends goes straight on with the next lane that has not started, on the same stack: a kernel without barriers
 // or shuffles is a plain loop. Faults inside a kernel land in `faulted`, on the lane's own stack, and end the launch.
 #pragma once
+#include <ctype.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -273,6 +274,34 @@ inline Order order_asked() {
     return strcmp(name, "reverse") == 0 ? Order::reverse : strcmp(name, "random") == 0 ? Order::random : Order::forward;
 }
 
+// What a kernel is called and takes; `name` is the compiler's text for K and ends in "kernel_name]".
+struct Description {
+    const char *name;
+    const size_t *sizes;
+    const bool *pointers;
+    unsigned count;
+};
+inline Description description;
+
+// Appends one line of JSON for a launch to the file that STANDIN_TRACE names, so that the same launch can be run again
+// elsewhere: {"kernel", "grid", "block", "lds", "arguments": [[is_pointer, "hexadecimal bytes"], ...]}.
+inline void trace(const char *path, hipFunction_t function, dim3 grid, dim3 block, size_t lds_bytes, void **params) {
+    FILE *file = fopen(path, "a");
+    if (!file) return;
+    function(nullptr);
+    const char *end = strrchr(description.name, ']'), *begin = end;
+    while (begin[-1] == '_' || isalnum(begin[-1])) --begin;
+    fprintf(file, "{\"kernel\": \"%.*s\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], \"lds\": %zu, \"arguments\": [",
+            int(end - begin), begin, grid.x, grid.y, grid.z, block.x, block.y, block.z, lds_bytes);
+    for (unsigned i = 0; i < description.count; ++i) {
+        fprintf(file, "%s[%s, \"", i ? ", " : "", description.pointers[i] ? "true" : "false");
+        for (size_t j = 0; j < description.sizes[i]; ++j) fprintf(file, "%02x", static_cast<uint8_t *>(params[i])[j]);
+        fprintf(file, "\"]");
+    }
+    fprintf(file, "]}\n");
+    fclose(file);
+}
+
 // Runs grid.x * grid.y * grid.z blocks. params[i] points to the kernel's i-th argument.
 inline hipError_t launch(hipFunction_t function, dim3 grid, dim3 block, size_t lds_bytes, void **params) {
     pthread_mutex_lock(&launch_lock);
@@ -300,6 +329,8 @@ inline hipError_t launch(hipFunction_t function, dim3 grid, dim3 block, size_t l
     sigaction(SIGBUS, &action, &old_bus);
     sigaction(SIGFPE, &action, &old_fpe);
     if (error == hipSuccess) {
+        const char *trace_path = getenv("STANDIN_TRACE");
+        if (trace_path && *trace_path) trace(trace_path, function, grid, block, lds_bytes, params);
         const Order how = order_asked();
         const unsigned warp_count = (unsigned(lane_count) + wave_size - 1) / wave_size;
         grid_size = grid;
@@ -331,7 +362,9 @@ template <auto K>
 void invoke(void **params);
 template <class... P, void (*K)(P...)>
 struct Invoke<K> {
-    using Indices = std::index_sequence_for<P...>;
+    static constexpr unsigned count = sizeof...(P);
+    static constexpr size_t sizes[] = {sizeof(P)..., 0};
+    static constexpr bool pointers[] = {std::is_pointer_v<P>..., false};
     template <size_t... I>
     static void call([[maybe_unused]] void **params, std::index_sequence<I...>) {
         K(*static_cast<std::remove_const_t<P> *>(params[I])...);
@@ -342,9 +375,14 @@ struct Invoke<K> {
         return launch(&invoke<K>, grid, block, lds_bytes, params);
     }
 };
+// A kernel's handle. Without params it describes itself instead of running.
 template <auto K>
 inline void invoke(void **params) {
-    Invoke<K>::call(params, typename Invoke<K>::Indices{});
+    using Kernel = Invoke<K>;
+    if (params)
+        Kernel::call(params, std::make_index_sequence<Kernel::count>{});
+    else
+        description = {__PRETTY_FUNCTION__, Kernel::sizes, Kernel::pointers, Kernel::count};
 }
 
 }  // namespace standin

@@ -5,6 +5,7 @@
 //   -DSTANDIN_WAVE_SIZE=64       wave size (32 by default)
 //   STANDIN_ORDER=reverse|random (environment, read at each launch) the order in which warps and lanes run between
 //                                barriers: a kernel whose result changes with it has a race
+//   STANDIN_TRACE=file           (environment) every launch is written there, to be run again by another executor
 // What it finds: accesses past a buffer's end (guard pages), reads of memory never written (it starts as NaN), divergent
 // barriers and shuffles, deadlocks, lanes that do not exist. Each is an error return of the launch with a sentence in
 // hipGetErrorString(). What it cannot find: bugs of the code generator, races inside one warp's step, anything of time.

@@ -1,6 +1,6 @@
 """Bloom. Source: transformers 5.24 models/bloom/modeling_bloom.py; ALiBi: arXiv:2108.12409."""
 
-from pyengine.models.spec import DecoderSpec, Values, constant, eps, flag, size
+from pyengine.models.spec import DecoderSpec, Values, constant, eps, flag, layers, size
 
 _LAYER = "transformer.h.{i}."
 
@@ -17,7 +17,7 @@ SPEC = DecoderSpec(
     config={
         "vocab_size": size(),
         "hidden_size": size("n_embed", "hidden_size"),
-        "num_hidden_layers": size("n_layer", "num_hidden_layers"),
+        "num_hidden_layers": layers("n_layer", "num_hidden_layers"),
         "num_attention_heads": size("n_head", "num_attention_heads"),
         # Trained length; ALiBi sets no limit, and the leftover seq_length says nothing.
         "max_position_embeddings": size(default=2048),

@@ -262,8 +262,9 @@ def _check(value: Any, field: Field, key: str, source: str) -> Any:
     if not isinstance(value, kinds) or (isinstance(value, bool) and field.kind is not bool):
         raise ConfigError(f"{source}: {key}={value!r} is not of type {field.kind.__name__}")
     number: Any = field.kind(value)
-    if field.minimum is not None and not field.minimum <= number < 2**53:
-        raise ConfigError(f"{source}: {key}={value!r} is out of range (at least {field.minimum:g})")
+    if field.minimum is not None and not field.minimum <= number <= field.maximum:
+        bounds = f"{field.minimum:g} to {field.maximum:g}"
+        raise ConfigError(f"{source}: {key}={value!r} is out of range ({bounds})")
     return number
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from pyengine.models.spec import DecoderSpec, Field, Values, eps, flag, size
+from pyengine.models.spec import DecoderSpec, Field, Values, eps, flag, layers, size
 
 _LAYER = "transformer.h.{i}."
 
@@ -19,7 +19,7 @@ SPEC = DecoderSpec(
         "vocab_size": size(),
         "hidden_size": size("n_embd", "hidden_size"),
         "intermediate_size": size("n_inner", default=None),
-        "num_hidden_layers": size("n_layer", "num_hidden_layers"),
+        "num_hidden_layers": layers("n_layer", "num_hidden_layers"),
         "num_attention_heads": size("n_head", "num_attention_heads"),
         "max_position_embeddings": size("n_positions", "max_position_embeddings", default=1024),
         "norm_eps": eps("layer_norm_epsilon", 1e-5),

@@ -108,6 +108,7 @@ def memory_plan(
     )
     shapes = activation_shapes(spec, config, max_rows, max_logit_rows or max_rows)
     table = 4 * prod(rope_table_shape(config, max_context))
+    slopes = 4 * heads if spec.position == "alibi" else 0
     scratch = [ops.attention_scratch_bytes(library, max_rows, heads, head_dim, max_context)]
     scratch += [
         ops.matmul_scratch_bytes(library, kind, max_rows, out, inner)
@@ -119,7 +120,7 @@ def memory_plan(
         + sum(aligned(4 * count) for count in vectors),
         kv_cache=config.num_hidden_layers * aligned(layer_cache),
         activations=sum(aligned(4 * prod(shape)) for shape in shapes.values()),
-        tables=aligned(table) + aligned(4 * heads),
+        tables=sum(aligned(size) for size in (table, slopes) if size),
         scratch=aligned(max(scratch)),
         loading=aligned(4 * len(matrices)) + aligned(staging),
     )

@@ -20,7 +20,7 @@ class Field:
         default: value when the key is absent: the class default of Transformers. REQUIRED refuses.
         spellings: accepted keys of config.json; None: our own name; empty: not read, a constant.
         null: value when the key is there but null; REQUIRED (the default) means as when absent.
-        minimum: smallest allowed value of a number.
+        minimum, maximum: bounds of a number, both allowed.
     """
 
     kind: type
@@ -28,11 +28,17 @@ class Field:
     spellings: tuple[str, ...] | None = None
     null: Any = REQUIRED
     minimum: float | None = None
+    maximum: float = float(2**31 - 1)
 
 
 def size(*spellings: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Field:
     """A positive integer field."""
     return Field(int, default, spellings or None, null, 1)
+
+
+def layers(*spellings: str) -> Field:
+    """The number of layers; bounded, since much is counted out by it before memory is reserved."""
+    return Field(int, REQUIRED, spellings or None, minimum=1, maximum=4096)
 
 
 def flag(default: bool = False) -> Field:
@@ -142,7 +148,7 @@ LLAMA_CONFIG: dict[str, Field] = {
     "vocab_size": size(),
     "hidden_size": size(),
     "intermediate_size": size(),
-    "num_hidden_layers": size(),
+    "num_hidden_layers": layers(),
     "num_attention_heads": size(),
     "num_key_value_heads": size(default=None),
     "head_dim": size(default=None),

@@ -306,6 +306,7 @@ def test_a_field_at_its_neutral_value_changes_nothing(name: str, changes: dict[s
         ({"hidden_size": 64.0}, "hidden_size=64.0 is not of type int"),
         ({"hidden_size": True}, "hidden_size=True is not of type int"),
         ({"hidden_size": 0}, "hidden_size=0 is out of range"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 is out of range"),
         ({"hidden_size": 66}, "hidden_size=66 is not a multiple of num_attention_heads=4"),
         ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads=3"),
         ({"rms_norm_eps": 0}, "epsilon"),

@@ -249,6 +249,32 @@ def test_loading_in_small_slices_gives_the_same_bits(
             assert np.array_equal(logits(path), whole), family
 
 
+def test_memory_the_host_cannot_read_is_filled_through_a_staging_area(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU build does, on the CPU build: the same packed rows by way of copies."""
+    monkeypatch.setattr("pyengine.models.weights.SLICE_BYTES", 4096)
+    library = load_library("cpu")
+    for family in ("bloom", "gpt2", "qwen2"):
+        path = write_tiny(family, tmp_path / family)
+        config, spec = load_config(path)
+        found = []
+        for readable in (True, False):
+            with (
+                open_checkpoint(path) as checkpoint,
+                Arena(library, 16 << 20) as arena,
+                Queue(library) as queue,
+            ):
+                arena.host_readable = readable
+                types = WeightTypes(DType.F16)
+                weights = load_weights(queue, arena, spec, config, checkpoint, types)
+                blocks = [weights.model, *weights.layers]
+                found.append(
+                    [ops.unpack_matrix(queue, m) for b in blocks for m in b.matrices.values()]
+                )
+        assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True)), family
+
+
 def test_host_memory_stays_at_a_few_slices(tmp_path: Path) -> None:
     rows = 6 * SLICE_BYTES // (4 * 64)  # an embedding of six slices
     path = write_tiny("llama", tmp_path, vocab_size=rows, tie_word_embeddings=True)

@@ -51,7 +51,8 @@ def quantize_q8_0(x: Array) -> Array:
         ratio = np.where(scale[..., None] > 0, groups * (np.float32(1) / scale)[..., None], 0)
     blocks = np.zeros(groups.shape[:2], Q8_0_BLOCK_TYPE)
     blocks["scale"] = scale
-    blocks["quant"] = np.trunc(ratio + np.copysign(np.float32(0.5), ratio))
+    whole = np.trunc(ratio)
+    blocks["quant"] = whole + np.trunc(2 * (ratio - whole))  # exact, unlike trunc(ratio + 0.5)
     return blocks
 
 

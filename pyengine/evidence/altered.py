@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pyengine.generation.engine import ModelSource
 from pyengine.models.checkpoint import Checkpoint
 from pyengine.models.config import ModelConfig
+from pyengine.models.loading import widen
 from pyengine.models.positions import RopeConfig, frequencies
 from pyengine.models.spec import DecoderSpec
-from pyengine.models.weights import widen
 
 Array = NDArray[Any]
 Order = NDArray[np.int64]

@@ -29,8 +29,9 @@ from pyengine.models.checkpoint import Checkpoint, open_checkpoint
 from pyengine.models.config import ModelConfig, load_config
 from pyengine.models.decoder import Decoder
 from pyengine.models.hub import resolve_model
+from pyengine.models.loading import Weights, load_weights
 from pyengine.models.spec import DecoderSpec
-from pyengine.models.weights import Weights, WeightTypes, load_weights, plan_weights
+from pyengine.models.weights import WeightTypes, plan_weights
 from pyengine.native import Arena, DType, Memory, Queue, choose_device, ops
 from pyengine.native.memory import Array
 

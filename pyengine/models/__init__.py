@@ -3,16 +3,10 @@
 from pyengine.models.checkpoint import Checkpoint, open_checkpoint
 from pyengine.models.config import ModelConfig, describe, families, load_config
 from pyengine.models.decoder import Decoder, StepBuffers
+from pyengine.models.loading import Weights, load_weights
 from pyengine.models.memory import MemoryPlan, memory_plan
 from pyengine.models.spec import DecoderSpec
-from pyengine.models.weights import (
-    WeightPlan,
-    Weights,
-    WeightTypes,
-    load_weights,
-    parameter_count,
-    plan_weights,
-)
+from pyengine.models.weights import WeightPlan, WeightTypes, parameter_count, plan_weights
 
 __all__ = [
     "Checkpoint",

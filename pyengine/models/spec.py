@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pyengine.errors import ConfigError
+
 Values = Mapping[str, Any]
 REQUIRED = object()
 
@@ -29,6 +31,17 @@ class Field:
     null: Any = REQUIRED
     minimum: float | None = None
     maximum: float = float(2**31 - 1)
+
+    def check(self, value: Any, key: str, source: str) -> Any:
+        """The value, if of the right kind and within bounds. Raises ConfigError naming the key."""
+        kinds = (int, float) if self.kind is float else (self.kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and self.kind is not bool):
+            raise ConfigError(f"{source}: {key}={value!r} is not of type {self.kind.__name__}")
+        checked: Any = self.kind(value)
+        if self.minimum is not None and not self.minimum <= checked <= self.maximum:
+            bounds = f"{self.minimum:g} to {self.maximum:g}"
+            raise ConfigError(f"{source}: {key}={value!r} is out of range ({bounds})")
+        return checked
 
 
 def size(*spellings: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Field:

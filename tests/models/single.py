@@ -117,3 +117,10 @@ def single(
             )
             assert arena.used_bytes <= memory.total
             yield Single(decoder, queue, batch, rows, max_context)
+
+
+def logits_of(path: Path, types: WeightTypes | None = None) -> Array:
+    """float32 (6, vocab) of six fixed tokens."""
+    ids = [5, 17, 250, 3, 3, 99]
+    with single(path, rows=len(ids), max_context=32, types=types) as model:
+        return model.logits(ids)

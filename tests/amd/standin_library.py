@@ -28,12 +28,15 @@ class SampleLibrary:
         library.sample_launch.argtypes = [ctypes.c_char_p, pointer, pointer, size, pointer]
 
     @staticmethod
-    def build(folder: Path, *, wave: int, target: str, bug: int = 0) -> SampleLibrary:
-        """Compiles and loads it. bug: one of samples.hip's seeded mistakes."""
-        out = folder / f"samples-{wave}-{target}-{bug}.so"
-        source = toolchain.SAMPLES.parent / "entry.cpp"
-        toolchain.compile_standin([source], out, wave=wave, target=target, flags=[f"-DBUG={bug}"])
+    def build(folder: Path, *, wave: int, target: str) -> SampleLibrary:
+        """Compiles and loads it."""
+        out = folder / f"samples-{wave}-{target}.so"
+        toolchain.compile_standin([toolchain.SAMPLES.parent / "entry.cpp"], out, wave=wave, target=target)
         return SampleLibrary(out)
+
+    def set_bug(self, bug: int) -> None:
+        """Gives one of the kernels its seeded mistake; 0: none."""
+        self._library.sample_set_bug(bug)
 
     def launch(
         self,

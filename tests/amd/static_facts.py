@@ -60,7 +60,7 @@ class KernelFacts:
     vgpr_spills: int
     sgpr_spills: int
     max_threads: int
-    code_bytes: int
+    instructions: int
     mix: Counter[str]  # mnemonics
 
     @property
@@ -104,7 +104,7 @@ def kernel_facts(code: CodeObject) -> list[KernelFacts]:
                 vgpr_spills=metadata[".vgpr_spill_count"],
                 sgpr_spills=metadata[".sgpr_spill_count"],
                 max_threads=metadata[".max_flat_workgroup_size"],
-                code_bytes=sum(mnemonics.values()),
+                instructions=sum(mnemonics.values()),
                 mix=mnemonics,
             )
         )
@@ -147,7 +147,7 @@ def table(facts: Sequence[KernelFacts]) -> str:
     rows = []
     for k in facts:
         numbers = [k.vgprs, k.agprs, k.sgprs, k.lds_bytes, k.scratch_bytes, k.vgpr_spills + k.sgpr_spills]
-        numbers += [k.occupancy, k.code_bytes, *(k.count(pattern) for _, pattern in MIX)]
+        numbers += [k.occupancy, k.instructions, *(k.count(pattern) for _, pattern in MIX)]
         rows.append([k.name, *(str(n) if n else "." for n in numbers)])
     header = [facts[0].target if facts else "", *heads]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]

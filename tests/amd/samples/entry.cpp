@@ -1,4 +1,6 @@
 // entry.cpp: the sample kernels as a library of the stand-in: what the tests call from Python.
+static int bug_under_test = 0;
+#define BUG bug_under_test
 #include "samples.hip"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -6,6 +8,8 @@
 EXPORT void *sample_alloc(size_t bytes, size_t alignment) { return standin::guarded_alloc(bytes, alignment); }
 EXPORT void sample_free(void *p) { standin::guarded_free(p); }
 EXPORT const char *sample_message() { return standin::message; }
+
+EXPORT void sample_set_bug(int bug) { bug_under_test = bug; }
 
 EXPORT int sample_launch(const char *name, const unsigned *grid, const unsigned *block, size_t lds_bytes, void **params) {
     static const struct {

@@ -1,6 +1,6 @@
 // samples.hip: small kernels in the library's style, one for each technique its kernels use, so that the stand-in, the
-// executors and the static facts are tested on code that does not change when the library does. With -DBUG=n one of
-// them has a mistake that the harness must find.
+// executor and the static facts are tested on code that does not change when the library does. BUG (a number when compiled
+// for a card, a variable in the stand-in) gives one of them a mistake that the harness must find.
 #include <hip/hip_runtime.h>
 
 #ifndef BUG
@@ -228,3 +228,6 @@ extern "C" __global__ void histogram(unsigned *bins, const unsigned char *x, int
     for (int i = threadIdx.x; i < 256; i += blockDim.x)
         if (local[i]) atomicAdd(&bins[i], local[i]);
 }
+
+// Every block stores to the same place: never right.
+extern "C" __global__ void everyone_stores(unsigned *y) { y[threadIdx.x] = blockIdx.x; }

@@ -1,0 +1,109 @@
+"""The stand-in runs kernels rightly at both wave sizes, and finds the mistakes it is there to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.amd import sample_cases
+from tests.amd.standin_library import KernelFault, SampleLibrary
+
+Samples = Callable[[int, str], SampleLibrary]
+
+# One target for each way to multiply matrices: plain, WMMA, WMMA of RDNA4, MFMA.
+TARGETS = [(32, "gfx1030"), (32, "gfx1100"), (32, "gfx1200"), (64, "gfx942")]
+ORDERS = ["forward", "reverse", "random"]
+
+
+@pytest.mark.parametrize("kernel", sample_cases.CASES)
+@pytest.mark.parametrize(("wave", "target"), TARGETS)
+def test_kernels_agree_with_float64_in_every_order(
+    standin_samples: Samples,
+    monkeypatch: pytest.MonkeyPatch,
+    wave: int,
+    target: str,
+    kernel: str,
+) -> None:
+    library = standin_samples(wave, target)
+    results = []
+    for order in ORDERS:
+        monkeypatch.setenv("STANDIN_ORDER", order)
+        case = sample_cases.make(kernel, wave)
+        case.run(library)
+        assert case.holds(), f"{order}: {case.error():.2g}"
+        results.append(case.arguments[0])
+    assert all((result == results[0]).all() for result in results)
+
+
+def _finding(library: SampleLibrary, bug: str, wave: int) -> str:
+    """What is found when a bug's case is run: the fault's text, "wrong" for a wrong result, "" for nothing."""
+    number, kernel = sample_cases.BUGS[bug]
+    library.set_bug(number)
+    case = sample_cases.make(kernel, wave)
+    try:
+        case.run(library)
+    except KernelFault as fault:
+        return str(fault)
+    return "" if case.holds() else "wrong"
+
+
+EXPECTED = [
+    ("missing_barrier", 32, "gfx1100", "wrong"),
+    ("missing_barrier", 64, "gfx942", "wrong"),
+    ("wrong_bound", 32, "gfx1100", "out-of-bounds access"),
+    ("wrong_bound", 64, "gfx942", "out-of-bounds access"),
+    ("fixed_wave_size", 64, "gfx942", "wrong"),
+    ("wrong_fragment_row", 32, "gfx1100", "wrong"),
+    ("wrong_fragment_row", 32, "gfx1200", "wrong"),
+    ("wrong_fragment_row", 64, "gfx942", "wrong"),
+    ("lanes_not_repeated", 32, "gfx1100", "does not repeat"),
+    ("softmax_without_max", 32, "gfx1100", "wrong"),
+    ("divergent_barrier", 32, "gfx1100", "divergent __syncthreads"),
+    ("missing_wave_sum", 32, "gfx1100", "wrong"),
+    ("barrier_too_early", 32, "gfx1100", "wrong"),
+    ("barrier_too_early", 64, "gfx942", "wrong"),
+    ("signed_as_unsigned", 32, "gfx1100", "wrong"),
+]
+
+
+@pytest.mark.parametrize(("bug", "wave", "target", "finding"), EXPECTED)
+def test_seeded_mistakes_are_found(
+    standin_samples: Samples, bug: str, wave: int, target: str, finding: str
+) -> None:
+    assert finding in _finding(standin_samples(wave, target), bug, wave)
+
+
+def test_every_seeded_mistake_has_a_test() -> None:
+    assert {bug for bug, *_ in EXPECTED} == set(sample_cases.BUGS)
+
+
+def test_a_fixed_wave_size_passes_at_its_own_size_and_so_both_are_needed(
+    standin_samples: Samples,
+) -> None:
+    assert _finding(standin_samples(32, "gfx1100"), "fixed_wave_size", 32) == ""
+
+
+def test_a_fault_names_the_block_and_the_thread_and_leaves_the_process_usable(
+    standin_samples: Samples,
+) -> None:
+    library = standin_samples(32, "gfx1100")
+    assert "block (3,0,0)" in _finding(library, "wrong_bound", 32)
+    assert "thread (235,0,0)" in _finding(library, "wrong_bound", 32)
+    library.set_bug(0)
+    case = sample_cases.make("scale_add", 32)
+    case.run(library)
+    assert case.holds()
+
+
+@pytest.mark.parametrize(
+    ("grid", "block"), [((0, 1, 1), (32, 1, 1)), ((1, 1, 1), (1025, 1, 1)), ((1, 65536, 1), (1, 1, 1))]
+)
+def test_a_launch_that_no_card_takes_is_refused(
+    standin_samples: Samples, grid: tuple[int, ...], block: tuple[int, ...]
+) -> None:
+    library = standin_samples(32, "gfx1100")
+    x = np.zeros(4, np.float32)
+    with pytest.raises(KernelFault, match="cannot be launched"):
+        library.launch("scale_add", grid, block, [x, x, np.float32(1), np.int32(4)])

@@ -1,7 +1,7 @@
 // attention_kernel.h: attention over a paged cache, in the vectors of the including file; each path compiles it once.
 //
 // Online softmax (Milakov and Gimelshein 2018; Dao et al. 2022) over tiles of 32 keys. A row's arithmetic is the same
-// in any company: a score is one chain of fma over d, an output value one chain over keys; queries share no more than the
+// in any company: a score is one chain of fma over d, an output value one chain over keys; all that queries share is the
 // loading and widening of a tile. Memory traffic: a tile is read once for up to kQueries queries.
 #pragma once
 #include "attention.h"
@@ -133,6 +133,13 @@ void attend_tile(Queries &queries, int j, const KVLayout &layout, const T *tile,
     }
 }
 
+// Asks for a tile while the one before it is worked on: blocks lie anywhere, so the processor cannot guess the next.
+template <class T>
+inline void prefetch_tile(const T *tile, const KVLayout &layout) {
+    constexpr int64_t line = 64 / sizeof(T);
+    for (int64_t i = 0; i < layout.tile_elements(); i += line) __builtin_prefetch(tile + i, 0, 2);
+}
+
 // All queries over the tiles of one span. Blocks outside the cache hold nothing.
 template <class T>
 void walk_span(const AttentionArgs &args, Queries &queries, const int32_t *table, int64_t kv_head, int64_t span) {
@@ -152,6 +159,8 @@ void walk_span(const AttentionArgs &args, Queries &queries, const int32_t *table
         const int64_t block = table[index], position = index * kTile;
         if (block < 0 || block >= layout.blocks) continue;
         const T *tile = static_cast<const T *>(args.cache) + layout.tile(block, kv_head);
+        if (position + kTile < end && table[index + 1] >= 0 && table[index + 1] < layout.blocks)
+            prefetch_tile(static_cast<const T *>(args.cache) + layout.tile(table[index + 1], kv_head), layout);
         const auto low = [&](int j) {
             return queries.first[j] > position ? static_cast<int>(queries.first[j] - position) : 0;
         };

@@ -17,15 +17,17 @@ struct Args {
 
 // dst[i * step] = src[i], rounded to T.
 template <class T>
-void scatter(T *dst, int64_t step, const float *src, int64_t n) {
-    for (int64_t i = 0; i < n; i += kLanes) {
-        const int64_t count = n - i < kLanes ? n - i : kLanes;
-        float wide[kLanes] = {};
-        T narrow[kLanes];
-        std::memcpy(wide, src + i, count * sizeof(float));
-        store(narrow, load(wide));
-        for (int64_t lane = 0; lane < count; lane++) dst[(i + lane) * step] = narrow[lane];
+inline void scatter(T *dst, int64_t step, const float *src, int64_t n) {
+    T narrow[kLanes];
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        store(narrow, load(src + i));
+        for (int lane = 0; lane < kLanes; lane++) dst[(i + lane) * step] = narrow[lane];
     }
+    float rest[kLanes] = {};
+    for (int lane = 0; i + lane < n; lane++) rest[lane] = src[i + lane];
+    store(narrow, load(rest));
+    for (int lane = 0; i + lane < n; lane++) dst[(i + lane) * step] = narrow[lane];
 }
 
 // A cached token is head_dim keys a head, each in a row of its own, and as many values side by side. Rows of one head

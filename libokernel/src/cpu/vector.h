@@ -52,8 +52,7 @@ inline VecInt broadcast(int32_t x) { return x - VecInt{}; }
 
 inline Vec lane_index() {
     float index[kLanes];
-    for (int i = 0; i < kLanes; i++)
-        index[i] = static_cast<float>(i);
+    for (int i = 0; i < kLanes; i++) index[i] = static_cast<float>(i);
     return bit_cast<Vec>(index);
 }
 
@@ -117,8 +116,8 @@ inline void store(f16 *p, Vec x) {
     const VecInt small = bit_cast<VecInt>(bit_cast<Vec>(magnitude) + 0.5f) - 0x3f000000;  // 0.5 has f16's last place
     const VecInt special = magnitude > 0x7f800000 ? (magnitude >> 13 & 0x3ff) | 0x7e00 : broadcast(0x7c00);
     const VecInt finite = magnitude < 0x38800000 ? small : normal;
-    const VecHalf half = __builtin_convertvector(
-        (magnitude >= 0x47800000 ? special : finite) | (bits >> 16 & 0x8000), VecHalf);
+    const VecHalf half =
+        __builtin_convertvector((magnitude >= 0x47800000 ? special : finite) | (bits >> 16 & 0x8000), VecHalf);
 #endif
     std::memcpy(p, &half, sizeof half);
 }
@@ -150,8 +149,7 @@ inline float sum(Vec x) {
     float lane[kLanes];
     store(lane, x);
     for (int width = kLanes / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++)
-            lane[i] += lane[i + width];
+        for (int i = 0; i < width; i++) lane[i] += lane[i + width];
     return lane[0];
 }
 

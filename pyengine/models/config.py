@@ -278,7 +278,8 @@ def _refuse(raw: Mapping[str, Any], spec: DecoderSpec, source: str) -> None:
                 f"{source}: {key}={shown!r} is not supported for model_type {spec.model_type!r}"
             )
     types = raw.get("layer_types")
-    if types and "layer_types" not in accepted and set(types) != {"full_attention"}:
+    plain = isinstance(types, list) and all(kind == "full_attention" for kind in types)
+    if types is not None and "layer_types" not in accepted and not plain:
         raise UnsupportedModelError(
             f"{source}: layer_types is not supported for model_type {spec.model_type!r}"
         )

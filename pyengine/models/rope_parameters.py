@@ -14,6 +14,8 @@ from pyengine.models.positions import (
 )
 from pyengine.models.spec import DecoderSpec, Field
 
+_NUMBER = Field(float, minimum=0.0, maximum=1e30)
+
 
 def read_rope(
     raw: Mapping[str, Any], spec: DecoderSpec, head_dim: int, max_positions: int, source: str
@@ -40,7 +42,7 @@ def read_rope(
             value = default
         if value is None:
             raise ConfigError(f"{source}: rope_parameters lacks {key}")
-        return float(Field(float, minimum=0.0).check(value, key, source))
+        return float(_NUMBER.check(value, key, source))
 
     def positive(key: str, default: float | None = None) -> float:
         value = number(key, default)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pyengine.errors import ConfigError, UnsupportedModelError
 from pyengine.models.config import (
@@ -326,6 +329,40 @@ def test_a_field_at_its_neutral_value_changes_nothing(name: str, changes: dict[s
 def test_an_impossible_value_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse("llama", **changes)
+
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["", "x", "yarn"])
+    | st.just(10**400),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "factor", "rope_theta", "short_factor", "x"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(data=st.data(), name=st.sampled_from(sorted(VARIANTS)), value=_JSON)
+def test_any_value_is_read_or_refused_in_words(data: st.DataObject, name: str, value: Any) -> None:
+    raw = tiny_config(name)
+    extra = ["layer_types", "rope_scaling", "rope_parameters", "clip_qkv", "rope_pct"]
+    key = data.draw(st.sampled_from(sorted({*raw, *extra} - {"model_type"})))
+    with contextlib.suppress(ConfigError, UnsupportedModelError):
+        parse_config({**raw, key: value}, "config.json")
+    scaling = raw.get("rope_scaling")
+    if isinstance(scaling, dict):
+        inner = data.draw(st.sampled_from(sorted(scaling)))
+        with contextlib.suppress(ConfigError, UnsupportedModelError):
+            parse_config({**raw, "rope_scaling": {**scaling, inner: value}}, "config.json")
 
 
 def test_unread_fields_are_reported() -> None:

@@ -37,7 +37,9 @@ class Field:
         kinds = (int, float) if self.kind is float else (self.kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and self.kind is not bool):
             raise ConfigError(f"{source}: {key}={value!r} is not of type {self.kind.__name__}")
-        checked: Any = min(value, 1e300) if self.kind is float else value
+        checked: Any = value
+        if self.kind is float:
+            checked = float(min(checked, 1e300))  # an int of hundreds of digits is no float
         if self.minimum is not None and not self.minimum <= checked <= self.maximum:
             bounds = f"{self.minimum:g} to {self.maximum:g}"
             raise ConfigError(f"{source}: {key}={value!r} is out of range ({bounds})")

@@ -24,6 +24,7 @@ from pyengine.models.spec import DecoderSpec
 Array = NDArray[Any]
 Order = NDArray[np.int64]
 
+
 @dataclass(frozen=True)
 class Tensor:
     """A tensor that stands in for a stored one, or is added."""
@@ -101,9 +102,7 @@ class Model:
 
     def source(self) -> ModelSource:
         """What an Engine loads."""
-        return replace(
-            self._source, spec=self.spec, config=self.config, checkpoint=self.checkpoint
-        )
+        return replace(self._source, spec=self.spec, config=self.config, checkpoint=self.checkpoint)
 
     def name(self, role: str, layer: int | None = None, head: int = 0, part: str = "weight") -> str:
         """Name in the file of a role's tensor."""

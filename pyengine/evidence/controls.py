@@ -89,7 +89,8 @@ class _SeeingAhead:
 
 
 def _see_ahead(engine: Engine) -> None:
-    scheduler = engine._scheduler
+    scheduler = engine._scheduler  # what a step is told is made nowhere else
+    assert scheduler is not None
     scheduler._runner = _SeeingAhead(scheduler._runner)
 
 
@@ -234,9 +235,7 @@ CONTROLS: tuple[Control, ...] = (
         _degenerate_rope,
         degenerate=True,
     ),
-    Control(
-        "no-alibi", "no position bias", "ALiBi", lambda s, c: s.position == "alibi", _no_alibi
-    ),
+    Control("no-alibi", "no position bias", "ALiBi", lambda s, c: s.position == "alibi", _no_alibi),
     Control(
         "alibi-slopes-shifted",
         "every head has its neighbour's slope",
@@ -424,7 +423,7 @@ class ControlResult:
         return values
 
 
-class _Remembered:
+class Remembered:
     """A reference that answers each question once and keeps the answer (a Reference)."""
 
     def __init__(self, reference: Reference) -> None:
@@ -469,9 +468,7 @@ def run_controls(
         chosen = _choose(names, source)
         live = str(reference) == "transformers"
         prompts = collect_prompts(source, positions=positions) if live else None
-        oracle = _Remembered(
-            open_reference(reference, source, prompts=prompts, untrained=untrained)
-        )
+        oracle = Remembered(open_reference(reference, source, prompts=prompts, untrained=untrained))
         try:
             results = []
             for control in chosen:

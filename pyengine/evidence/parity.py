@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,6 +48,8 @@ RMS_RATIO = 0.8
 """f16, bf16: our root mean square error over Transformers' own in the same precision."""
 MAX_RATIO = 1.1
 """f16, bf16: the same of the largest error, where the reference's rounding is a matter of luck."""
+
+DTYPES = ("f32", "f16", "bf16", "q8_0")
 
 _ROWS_AT_ONCE = 64
 """Rows compared in float64 at a time, since a vocabulary may have 250,000 entries."""
@@ -511,8 +514,6 @@ def run_parity(
     recorded = str(reference) != "transformers"
     if recorded and (positions or text is not None or ids is not None):
         raise CannotCompare("a recorded reference has prompts of its own; give no others")
-    if repeat < 1 or batch < 1:
-        raise CannotCompare(f"repeat={repeat}, batch={batch}: must be at least 1")
     source = open_model(model)
     try:
         prompts = None
@@ -523,52 +524,78 @@ def run_parity(
             reference, source, prompts=prompts, untrained=untrained, oracle_device=oracle_device
         )
         try:
-            engine = open_engine(
-                source, oracle.prompts, dtype=dtype, device=device, threads=threads, batch=batch
-            )
-            try:
-                runs, digests = [], []
-                for run in range(repeat):
-                    digest = hashlib.sha256()
-                    say = progress if run == 0 else (lambda _: None)
-                    runs.append(
-                        compare_all(
-                            engine, oracle, dtype, batch=batch, digest=digest, progress=say
-                        )
-                    )
-                    digests.append(digest.hexdigest())
-                environment = describe_environment(engine, batch=batch, command=command)
-            finally:
-                engine.close()
+            return compare_model(
+                source, oracle, name=str(model), dtype=dtype, device=device, threads=threads,
+                batch=batch, repeat=repeat, untrained=untrained, min_cosine=min_cosine,
+                min_argmax=min_argmax, command=command, progress=progress,
+            )  # fmt: skip
         finally:
             oracle.close()
-        summary = summarise(runs[0])
-        untrained = untrained or bool(oracle.info.get("untrained"))
-        return ParityReport(
-            model=str(model),
-            path=str(source.path),
-            family=source.config.model_type,
-            dtype=dtype,
-            untrained=untrained,
-            summary=summary,
-            gates=gates(
-                summary,
-                dtype,
-                untrained=untrained,
-                min_cosine=min_cosine,
-                min_argmax=min_argmax,
-            ),
-            prompts=[describe_prompt(comparison) for comparison in runs[0]],
-            comparisons=runs[0],
-            reference=oracle.info,
-            sha256=checkpoint_hashes(source.path),
-            environment=environment,
-            repeats=repeat,
-            identical=len(set(digests)) == 1,
-            repeat_rms=[summarise(run).rms for run in runs],
-        )
     finally:
         source.close()
+
+
+def compare_model(
+    source: ModelSource,
+    oracle: Reference,
+    *,
+    name: str,
+    dtype: str,
+    device: str = "auto",
+    threads: int | None = None,
+    batch: int = 1,
+    repeat: int = 1,
+    untrained: bool = False,
+    min_cosine: float | None = None,
+    min_argmax: float | None = None,
+    command: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> ParityReport:
+    """The part of run_parity between opening and closing; see there for the arguments."""
+    if dtype not in DTYPES:
+        raise CannotCompare(f"dtype={dtype!r}: expected one of {', '.join(DTYPES)}")
+    if repeat < 1 or batch < 1:
+        raise CannotCompare(f"repeat={repeat}, batch={batch}: must be at least 1")
+    engine = open_engine(
+        source, oracle.prompts, dtype=dtype, device=device, threads=threads, batch=batch
+    )
+    try:
+        runs, digests = [], []
+        for run in range(repeat):
+            digest = hashlib.sha256()
+            say = progress if run == 0 else (lambda _: None)
+            runs.append(
+                compare_all(engine, oracle, dtype, batch=batch, digest=digest, progress=say)
+            )
+            digests.append(digest.hexdigest())
+        environment = describe_environment(engine, batch=batch, command=command)
+    finally:
+        engine.close()
+    summary = summarise(runs[0])
+    untrained = untrained or bool(oracle.info.get("untrained"))
+    return ParityReport(
+        model=name,
+        path=str(source.path),
+        family=source.config.model_type,
+        dtype=dtype,
+        untrained=untrained,
+        summary=summary,
+        gates=gates(
+            summary,
+            dtype,
+            untrained=untrained,
+            min_cosine=min_cosine,
+            min_argmax=min_argmax,
+        ),
+        prompts=[describe_prompt(comparison) for comparison in runs[0]],
+        comparisons=runs[0],
+        reference=oracle.info,
+        sha256=checkpoint_hashes(source.path),
+        environment=environment,
+        repeats=repeat,
+        identical=len(set(digests)) == 1,
+        repeat_rms=[summarise(run).rms for run in runs],
+    )
 
 
 def open_engine(
@@ -643,12 +670,15 @@ class SuiteRow:
 
     name: str
     reports: dict[str, ParityReport] = field(default_factory=dict)
+    controls: list[Any] = field(default_factory=list)
     error: str = ""
 
     @property
     def exit_code(self) -> int:
         """0 passed, 1 failed, 2 not compared."""
-        return 2 if self.error else int(any(r.exit_code for r in self.reports.values()))
+        passed = all(r.passed for r in self.reports.values())
+        passed = passed and all(c.succeeded for c in self.controls)
+        return 2 if self.error else 0 if passed else 1
 
 
 def run_suite(
@@ -656,22 +686,27 @@ def run_suite(
     *,
     dtypes: Sequence[str] = ("f32", "f16", "bf16"),
     controls: bool = True,
-    control_positions: int = 400,
     references: Path | None = None,
+    positions: int | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    untrained: bool = False,
     progress: Callable[[str], None] = lambda _: None,
-    **options: Any,
 ) -> list[SuiteRow]:
-    """Every model of a folder in several precisions, with its negative controls in f32.
+    """Every model of a folder in several precisions, with the controls that apply, in f32.
 
     Args:
         directory: holds model directories (with config.json), or is one.
         references: a folder of recordings named as the models; None: Transformers, live.
-        options: passed on to run_parity.
+        positions, device, threads, untrained: as run_parity has them.
 
     Returns:
         A row for each model, by name; a model that cannot be compared has a reason instead.
+
+    Raises:
+        CannotCompare: there is no model in the folder.
     """
-    from pyengine.evidence.controls import run_controls
+    from pyengine.evidence.controls import Remembered, applicable, run_control
 
     folder = Path(directory)
     models = sorted(path.parent for path in folder.glob("*/config.json"))
@@ -679,21 +714,31 @@ def run_suite(
         models = [folder]
     if not models:
         raise CannotCompare(f"{folder}: no model directories (folders with a config.json) in it")
+
+    def run(path: Path, row: SuiteRow, closing: ExitStack) -> None:
+        source = open_model(path)
+        closing.callback(source.close)
+        where = "transformers" if references is None else references / path.name
+        prompts = collect_prompts(source, positions=positions) if references is None else None
+        oracle = open_reference(where, source, prompts=prompts, untrained=untrained)
+        closing.callback(oracle.close)
+        for dtype in dtypes:
+            progress(f"{path.name}: {dtype}")
+            row.reports[dtype] = compare_model(
+                source, oracle, name=path.name, dtype=dtype, device=device, threads=threads,
+                untrained=untrained,
+            )  # fmt: skip
+        remembered = Remembered(oracle)
+        for control in applicable(source) if controls else ():
+            progress(f"{path.name}: {control.name}")
+            row.controls.append(run_control(control, source, remembered, device, threads))
+
     rows = []
     for path in models:
         row = SuiteRow(path.name)
-        where = "transformers" if references is None else references / path.name
         try:
-            for dtype in dtypes:
-                progress(f"{path.name} {dtype}")
-                row.reports[dtype] = run_parity(path, reference=where, dtype=dtype, **options)
-            if controls and dtypes:
-                progress(f"{path.name} controls")
-                first = row.reports[dtypes[0]]
-                first.controls = run_controls(
-                    path, reference=where, positions=control_positions,
-                    device=options.get("device", "auto"), untrained=first.untrained,
-                )  # fmt: skip
+            with ExitStack() as closing:
+                run(path, row, closing)
         except EngineError as error:
             row.error = str(error)
         rows.append(row)

@@ -34,6 +34,9 @@ TOP = 8
 
 OWN_DTYPES = ("f16", "bf16")
 
+_KEPT = 1 << 30
+"""Bytes of float32 logits that a live reference keeps, since every precision asks for them."""
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -214,6 +217,7 @@ class TransformersReference:
         if device == "auto":
             self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._loaded: dict[str, Any] = {}
+        self._kept: dict[tuple[int, ...], F32] = {}
         oracle = self._load("f32")
         self.vocab_size = int(oracle.config.vocab_size)
         loss = self._check_sane(untrained)
@@ -259,11 +263,16 @@ class TransformersReference:
 
     def logits(self, ids: Sequence[int], dtype: str = "f32") -> F32:
         """float32 (T, vocab_size) as Transformers computes them in `dtype`."""
+        key = tuple(ids)
+        if dtype == "f32" and key in self._kept:
+            return self._kept[key]
         torch = self._torch
         with torch.inference_mode():
             tokens = torch.tensor([list(ids)], device=self._device)
             rows = self._load(dtype)(input_ids=tokens, use_cache=False).logits[0]
             found: F32 = rows.float().cpu().numpy()
+        if dtype == "f32" and sum(a.nbytes for a in self._kept.values()) + found.nbytes < _KEPT:
+            self._kept[key] = found
         return found
 
     def _check_sane(self, untrained: bool) -> float | None:
@@ -322,6 +331,7 @@ class TransformersReference:
     def close(self) -> None:
         """Drops the models."""
         self._loaded.clear()
+        self._kept.clear()
 
 
 def log_probabilities(logits: F64) -> F64:

@@ -3,7 +3,7 @@
 The rules are those of `linkage` (scripts/audit_linkage.py, which also runs alone). At work, a fresh
 process generates a few tokens and its map of files is read, so that what the engine brought can be
 told from what numpy brought. numpy's wheel carries a BLAS: its code is overwritten with an
-undefined instruction from before the engine is imported until the last token, so that a single call
+undefined instruction from before the engine is loaded until the last token, so that a single call
 into it ends the process, and the line of Python that made it is reported.
 """
 
@@ -21,8 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pyengine.evidence.linkage import Entry, audit_library, forbidden_words
-from pyengine.native import library_path
-from pyengine.native.library import BACKENDS
+from pyengine.native.library import BACKENDS, NATIVE_FOLDER
 
 # Who brought a library into the process; "Python": there before numpy, or its own modules.
 GROUPS = ("engine", "GPU runtime", "package", "system", "numpy", "Python")
@@ -37,8 +36,10 @@ _CHILD = (
 
 
 def installed_libraries() -> list[Path]:
-    """The builds of libokernel that this installation would load."""
-    return [path for backend in BACKENDS if (path := library_path(backend)) is not None]
+    """The builds of libokernel that this installation may load, whether or not they do load."""
+    packaged = [NATIVE_FOLDER / f"libokernel_{backend}.so" for backend in BACKENDS]
+    named = os.environ.get("OKERNEL_LIB")
+    return [*([Path(named)] if named else []), *(path for path in packaged if path.exists())]
 
 
 def audit_installed() -> list[Entry]:

@@ -13,23 +13,33 @@ namespace {
 const MatmulPath &path_in_use() {
     switch (path()) {
 #if defined(__x86_64__)
-        case Path::avx2: return matmul_path_avx2;
-        case Path::avx512: return matmul_path_avx512;
-        case Path::avx512vnni: return matmul_path_avx512vnni;
+        case Path::avx2:
+            return matmul_path_avx2;
+        case Path::avx512:
+            return matmul_path_avx512;
+        case Path::avx512vnni:
+            return matmul_path_avx512vnni;
 #elif defined(__aarch64__)
-        case Path::neon: return matmul_path_neon;
-        case Path::neondot: return matmul_path_neondot;
+        case Path::neon:
+            return matmul_path_neon;
+        case Path::neondot:
+            return matmul_path_neondot;
 #endif
-        default: return matmul_path_portable;
+        default:
+            return matmul_path_portable;
     }
 }
 
 MatmulKind kind_of(ok_dtype dtype, bool quantized_activations) {
     switch (dtype) {
-        case OK_F16: return matmul_f16;
-        case OK_BF16: return matmul_bf16;
-        case OK_Q8_0: return quantized_activations ? matmul_q8_0_int8 : matmul_q8_0;
-        default: return matmul_f32;
+        case OK_F16:
+            return matmul_f16;
+        case OK_BF16:
+            return matmul_bf16;
+        case OK_Q8_0:
+            return quantized_activations ? matmul_q8_0_int8 : matmul_q8_0;
+        default:
+            return matmul_f32;
     }
 }
 
@@ -44,21 +54,27 @@ struct MatmulArgs {
     MatmulKind kind;
 };
 
-// Rows become [in][rows of the tile].
-void transpose_tile(float *tile, const float *x, int64_t rows, int64_t in) {
-    for (int64_t k = 0; k < in; k++)
-        for (int64_t r = 0; r < rows; r++) *tile++ = x[r * in + k];
+// n values of each row become [n][rows of the tile].
+void transpose_tile(float *tile, const float *x, int64_t rows, int64_t stride, int64_t n) {
+    for (int64_t k = 0; k < n; k++)
+        for (int64_t r = 0; r < rows; r++) *tile++ = x[r * stride + k];
 }
 
 void lay_out_tiles(const MatmulArgs &args, const MatmulJob &job, const MatmulPath &path) {
-    const int64_t blocks = ceil_div(args.in, q8_block);
-    parallel_for(job.tiles, [&](int64_t tile) {
+    constexpr int64_t worthwhile_values = 16384;
+    const int64_t part = ceil_div(worthwhile_values, ceil_div(job.rows, job.tiles) * q8_block) * q8_block;
+    const int64_t parts = ceil_div(args.in, part), blocks = ceil_div(args.in, q8_block);
+    parallel_for(job.tiles * parts, [&](int64_t task) {
+        const int64_t tile = task / parts, first = task % parts * part;
         const int64_t row = job.tile_row(tile), rows = job.tile_row(tile + 1) - row;
-        const float *x = args.x + row * args.in;
-        if (args.kind == matmul_q8_0_int8)
-            path.quantize_tile(static_cast<char *>(args.scratch) + row * blocks * q8_activation_bytes, x, rows, args.in);
-        else
-            transpose_tile(static_cast<float *>(args.scratch) + row * args.in, x, rows, args.in);
+        const int64_t n = args.in - first < part ? args.in - first : part;
+        const float *x = args.x + row * args.in + first;
+        if (args.kind == matmul_q8_0_int8) {
+            char *to = static_cast<char *>(args.scratch) + row * blocks * q8_activation_bytes;
+            path.quantize_tile(to + first / q8_block * rows * q8_activation_bytes, x, rows, args.in, n);
+        } else {
+            transpose_tile(static_cast<float *>(args.scratch) + row * args.in + first * rows, x, rows, args.in, n);
+        }
     });
 }
 
@@ -67,8 +83,9 @@ void run_matmul(const MatmulArgs &args) {
     if (rows == 0) return;
     const MatmulPath &path = path_in_use();
     const MatmulKernel &kernel = path.kernels[args.kind];
-    MatmulJob job = {args.y,   args.x,   args.weight, args.bias, args.residual, rows,
-                     args.out, args.in, ceil_div(rows, kernel.max_rows)};
+    MatmulJob job = {args.y,    args.x,        args.weight,
+                     args.bias, args.residual, rows,
+                     args.out,  args.in,       ceil_div(rows, kernel.max_rows)};
     if (rows > 1 || args.kind == matmul_q8_0_int8) {
         lay_out_tiles(args, job, path);
         job.x = args.scratch;
@@ -126,7 +143,8 @@ ok_status ok_matmul(ok_queue *queue, float *y, const float *x, const void *weigh
     OK_REQUIRE(!overlap(x, rows * in * 4, y, rows * out * 4), "x and y must not overlap");
     const MatmulKind kind = kind_of(dtype, queue->quantized_activations);
     const uint64_t needed = scratch_bytes(kind, rows, in);
-    OK_REQUIRE(queue->scratch_bytes >= needed, "the queue's scratch of %llu bytes must be >= %llu (ok_matmul_scratch_bytes)",
+    OK_REQUIRE(queue->scratch_bytes >= needed,
+               "the queue's scratch of %llu bytes must be >= %llu (ok_matmul_scratch_bytes)",
                static_cast<unsigned long long>(queue->scratch_bytes), static_cast<unsigned long long>(needed));
     return submit(queue, run_matmul,
                   MatmulArgs{y, x, weight, bias, residual, active, rows, out, in, queue->scratch, kind});

@@ -31,8 +31,8 @@ constexpr int64_t matmul_block_rows = 128;
 
 struct MatmulPath {
     MatmulKernel kernels[matmul_kinds];
-    // Quantises `rows` rows of x (rows, in) into a tile for matmul_q8_0_int8.
-    void (*quantize_tile)(void *tile, const float *x, int64_t rows, int64_t in);
+    // Quantises n values of each of `rows` rows, `stride` apart, into a tile for matmul_q8_0_int8.
+    void (*quantize_tile)(void *tile, const float *x, int64_t rows, int64_t stride, int64_t n);
 };
 // Bytes of a row, per block of 32, in a tile of int8 activations: the values, a scale and a correction.
 constexpr int64_t q8_activation_bytes = 40;

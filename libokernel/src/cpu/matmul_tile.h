@@ -41,7 +41,8 @@ constexpr bool kHalfLoads = true;  // an instruction or two widen f16 and bf16, 
 constexpr bool kHalfLoads = false;
 #endif
 
-constexpr int kChunk = 256;  // values along `in` of panels that tiles share: kWidePanels of them in f32 fit a first cache
+// Values along `in` of the panels that tiles share: kWidePanels of them, as f32, fit a first-level cache.
+constexpr int kChunk = 256;
 static_assert(kChunk % q8_block == 0);
 
 // Panels that a tile of `rows` rows takes at once: as many as fit for few rows, where the read of the weights is what
@@ -110,8 +111,8 @@ struct FloatWeights {
     static int64_t units(int64_t in) { return in; }
 
     static Panels panels(const MatmulJob &job, int64_t panel, int64_t unit) {
-        return {static_cast<const T *>(job.weight) + (panel * job.in + unit) * panel_size, nullptr,
-                job.in * panel_size, 0};
+        return {static_cast<const T *>(job.weight) + (panel * job.in + unit) * panel_size, nullptr, job.in * panel_size,
+                0};
     }
 
     static void widen(float *to, const Panels &w, int64_t panel, int64_t n) {
@@ -339,16 +340,15 @@ void run(const MatmulJob &job, int64_t panel_begin, int64_t panel_end, int64_t t
 // ---- activations as int8 ---------------------------------------------------------------------------------------------
 
 // q = x / d to the nearest whole number (ties to even), d = max|x| / 127; a block with an infinity or NaN gets d = NaN.
-static void quantize_tile(void *tile, const float *x, int64_t rows, int64_t in) {
+static void quantize_tile(void *tile, const float *x, int64_t rows, int64_t stride, int64_t n) {
     char *to = static_cast<char *>(tile);
-    for (int64_t block = 0; block < ceil_div(in, q8_block); block++, to += rows * q8_activation_bytes) {
-        const int64_t n = in - block * q8_block < q8_block ? in - block * q8_block : q8_block;
+    for (; n > 0; n -= q8_block, x += q8_block, to += rows * q8_activation_bytes) {
         int8_t *quants = reinterpret_cast<int8_t *>(to);
         float *scales = reinterpret_cast<float *>(to + rows * q8_block);
         int32_t *starts = reinterpret_cast<int32_t *>(scales + rows);
         for (int64_t r = 0; r < rows; r++) {
             alignas(64) float values[q8_block] = {};
-            std::memcpy(values, x + r * in + block * q8_block, n * sizeof(float));
+            std::memcpy(values, x + r * stride, (n < q8_block ? n : q8_block) * sizeof(float));
             int32_t largest = 0;  // bits of |x| order as numbers do, infinity and NaN last
             for (int i = 0; i < q8_block; i++) {
                 const int32_t magnitude = bit_cast<int32_t>(values[i]) & 0x7fffffff;

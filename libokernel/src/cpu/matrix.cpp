@@ -171,9 +171,8 @@ void run_pack(const PackArgs &args) {
         if (args.dtype == OK_Q8_0)
             overflow = pack_q8_panel(args, first_panel + index);
         else
-            with_element(args.dtype, [&](auto type) {
-                overflow = pack_float_panel<decltype(type)>(args, first_panel + index);
-            });
+            with_element(args.dtype,
+                         [&](auto type) { overflow = pack_float_panel<decltype(type)>(args, first_panel + index); });
         if (overflow && args.overflow) __atomic_fetch_add(args.overflow, overflow, __ATOMIC_RELAXED);
     });
 }
@@ -266,8 +265,8 @@ ok_status ok_matrix_bytes(ok_dtype dtype, int64_t out, int64_t in, uint64_t *hos
     return OK_SUCCESS;
 }
 
-#define REQUIRE_ROWS(first_row, rows, out)                                                          \
-    OK_REQUIRE((first_row) >= 0 && (rows) >= 0 && (first_row) <= (out) && (rows) <= (out) - (first_row), \
+#define REQUIRE_ROWS(first_row, rows, out)                                                                 \
+    OK_REQUIRE((first_row) >= 0 && (rows) >= 0 && (first_row) <= (out) && (rows) <= (out) - (first_row),   \
                "first_row=%lld and rows=%lld must lie within out=%lld", static_cast<long long>(first_row), \
                static_cast<long long>(rows), static_cast<long long>(out))
 
@@ -281,8 +280,9 @@ ok_status ok_matrix_pack(ok_queue *queue, void *packed, ok_dtype dtype, int64_t 
     if (rows == 0) return OK_SUCCESS;
     OK_REQUIRE_POINTER(packed);
     OK_REQUIRE_POINTER(src);
-    return submit(queue, run_pack, PackArgs{packed, dtype, out, in, first_row, static_cast<const char *>(src), src_dtype,
-                                            rows, overflow});
+    return submit(
+        queue, run_pack,
+        PackArgs{packed, dtype, out, in, first_row, static_cast<const char *>(src), src_dtype, rows, overflow});
 }
 
 ok_status ok_matrix_unpack(ok_queue *queue, void *dst, ok_dtype dst_dtype, const void *packed, ok_dtype dtype,

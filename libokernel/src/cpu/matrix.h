@@ -12,8 +12,8 @@
 
 namespace ok {
 
-constexpr int64_t panel_size = 16;                            // outputs of a panel
-constexpr int64_t q8_block = 32;                              // values that share a scale
+constexpr int64_t panel_size = 16;                               // outputs of a panel
+constexpr int64_t q8_block = 32;                                 // values that share a scale
 constexpr int64_t q8_panel_block_bytes = panel_size * q8_block;  // quants of a panel's block
 
 // ggml's block_q8_0: 34 bytes.
@@ -41,7 +41,8 @@ struct Q8Matrix {
     uint16_t *scales;
 
     Q8Matrix(const void *packed, int64_t out, int64_t in)
-        : blocks(ceil_div(in, q8_block)), quants(static_cast<int8_t *>(const_cast<void *>(packed))),
+        : blocks(ceil_div(in, q8_block)),
+          quants(static_cast<int8_t *>(const_cast<void *>(packed))),
           scales(reinterpret_cast<uint16_t *>(quants + ceil_div(out, panel_size) * blocks * q8_panel_block_bytes)) {}
 
     // The four neighbouring quants of `output` from value 4 * group of its block.
@@ -55,8 +56,8 @@ struct Q8Matrix {
 };
 
 // Writes values [first, first + n) of row `row` of a packed (out, in) matrix as f32. `first` is a multiple of 32.
-void read_matrix_row(float *dst, const void *packed, ok_dtype dtype, int64_t out, int64_t in, int64_t row, int64_t first,
-                     int64_t n);
+void read_matrix_row(float *dst, const void *packed, ok_dtype dtype, int64_t out, int64_t in, int64_t row,
+                     int64_t first, int64_t n);
 
 // Bytes of a plain row: `cols` values, or ceil(cols / 32) blocks.
 int64_t plain_row_bytes(ok_dtype dtype, int64_t cols);

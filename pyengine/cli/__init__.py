@@ -11,7 +11,14 @@ from collections.abc import Sequence
 import typer
 
 from pyengine import __version__
-from pyengine.cli import audit, bench, chat, doctor, generate, info, parity, pull
+from pyengine.cli.audit import audit
+from pyengine.cli.bench import bench
+from pyengine.cli.chat import chat
+from pyengine.cli.doctor import doctor
+from pyengine.cli.generate import generate
+from pyengine.cli.info import info
+from pyengine.cli.parity import parity
+from pyengine.cli.pull import pull
 from pyengine.errors import EngineError
 
 app = typer.Typer(
@@ -23,14 +30,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("info")(info.info)
-app.command("pull")(pull.pull)
-app.command("parity")(parity.parity)
-app.command("bench")(bench.bench)
-app.command("audit")(audit.audit)
-app.command("doctor")(doctor.doctor)
+
+for command in (generate, chat, info, pull, parity, bench, audit, doctor):
+    app.command(command.__name__)(command)
 
 # Commands whose exit code 1 is a verdict: there a misused option is 2, as "could not look".
 _VERDICTS = ("audit", "parity")

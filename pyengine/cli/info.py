@@ -44,6 +44,7 @@ def info(
         )
         facts: dict[str, Any] = {
             "model": str(source.path),
+            "family": config.model_type,
             **describe(config, spec),
             "parameters": parameter_count(spec, config),
             "stored_dtype": stored.name.lower(),

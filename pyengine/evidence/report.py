@@ -392,12 +392,9 @@ def plot_controls(controls: Sequence[ControlResult]) -> str:
 # ---- suites -------------------------------------------------------------------------------------
 
 
-def write_suite(rows: Sequence[SuiteRow], directory: Path) -> list[Path]:
-    """suite.md with the table, suite.json with all reports, and a report for each of them."""
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = [directory / "suite.md", directory / "suite.json"]
-    paths[0].write_text(markdown_table(suite_table(rows)) + "\n", encoding="utf-8")
-    values = [
+def suite_json(rows: Iterable[SuiteRow]) -> list[dict[str, Any]]:
+    """Every row with its reports and controls as plain values: suite.json."""
+    return [
         {
             "name": row.name,
             "error": row.error,
@@ -406,6 +403,14 @@ def write_suite(rows: Sequence[SuiteRow], directory: Path) -> list[Path]:
         }
         for row in rows
     ]
+
+
+def write_suite(rows: Sequence[SuiteRow], directory: Path) -> list[Path]:
+    """suite.md with the table, suite.json with all reports, and a report for each of them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / "suite.md", directory / "suite.json"]
+    paths[0].write_text(markdown_table(suite_table(rows)) + "\n", encoding="utf-8")
+    values = suite_json(rows)
     paths[1].write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for row in rows:
         for dtype, report in row.reports.items():

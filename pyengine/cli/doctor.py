@@ -1,0 +1,20 @@
+"""`pyengine doctor`: what this machine and installation offer, and what to do about problems."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from pyengine.cli import options
+from pyengine.evidence.doctor import examine
+
+
+def doctor(as_json: options.Json = False) -> None:
+    """Show libraries, devices, permissions, memory and linkage, with a remedy for each problem.
+
+    Exit status: 0 healthy, 1 something that looks meant to work does not.
+    """
+    facts = examine()
+    print(json.dumps(facts.to_json()) if as_json else facts.to_text())
+    raise typer.Exit(0 if facts.healthy else 1)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes pyengine/native/bindings.py from libokernel/include/okernel.h; `--check` compares instead of writing.
+"""Writes pyengine/native/bindings.py from libokernel/include/okernel.h; `--check` compares.
 
-The header keeps to a small grammar (see its first comment); anything outside it stops this script with the line.
+The header keeps to a small grammar (see its first comment); anything outside it stops this script
+and is named.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ SCALARS = {
 TEMPLATE = '''\
 """GENERATED from libokernel/include/okernel.h by scripts/gen_bindings.py: do not edit.
 
-The only module that knows ctypes: enums, prototypes, loading, and status -> exception. Pointers are plain
-integers (addresses) on the Python side; out-parameters take the address of one of the cells below.
+The only module that knows ctypes: enums, prototypes, loading, and status -> exception. Pointers
+are plain integers (addresses) on the Python side; out-parameters take the address of a cell.
 """
 
 # ruff: noqa: E501
@@ -96,10 +97,10 @@ def text_cell(size: int) -> Any:
 
 
 class Functions:
-    """Every function of the header, bound to one loaded build; a failed status raises its exception.
+    """Every function of the header, bound to one loaded build; a failed status raises.
 
     Raises:
-        errors.LibraryError: the file cannot be loaded, lacks a function, or has another ABI version.
+        errors.LibraryError: the file cannot be loaded, lacks a function, or has another ABI.
     """
 
     def __init__(self, path: str) -> None:
@@ -111,8 +112,8 @@ class Functions:
             abi = CFUNCTYPE(c_int32)(("ok_abi_version", library))()
             if abi != Constant.ABI_VERSION:
                 raise errors.LibraryError(
-                    f"{{path}} has ABI version {{abi}}; this package needs {{int(Constant.ABI_VERSION)}}: "
-                    "install a library of the same release"
+                    f"{{path}} has ABI version {{abi}}; this package needs "
+                    f"{{int(Constant.ABI_VERSION)}}: install a library of the same release"
                 )
             for name, prototype, names, fallible in _prototypes():
                 function: Any = prototype((name, library), tuple((1, n) for n in names))
@@ -121,14 +122,17 @@ class Functions:
                     function.ok_name = name
                 setattr(self, name, function)
         except AttributeError as error:
-            raise errors.LibraryError(f"{{path}} is not a libokernel of this release: {{error}}") from error
+            raise errors.LibraryError(
+                f"{{path}} is not a libokernel of this release: {{error}}"
+            ) from error
 
     def _check(self, status: int, function: Any, _arguments: Any) -> int:
         if status != Status.SUCCESS:
             message = (self.ok_last_error() or b"").decode(errors="replace")
             name = function.ok_name
             kind = _EXCEPTIONS.get(status, errors.KernelError)
-            raise kind(message or f"{{name}} failed with status {{status}}", status=status, function=name)
+            message = message or f"{{name}} failed with status {{status}}"
+            raise kind(message, status=status, function=name)
         return status
 
 {declarations}

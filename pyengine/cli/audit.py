@@ -25,7 +25,7 @@ def audit(
     device: options.Device = "auto",
     allow: Annotated[
         list[str], typer.Option(help="A further library to allow. May be repeated.")
-    ] = [],  # noqa: B006 (typer reads the default, nobody writes it)
+    ] = [],
     as_json: options.Json = False,
 ) -> None:
     """Prove that no vendor BLAS, DNN or collective library is linked, named or loaded.

@@ -21,7 +21,7 @@ def bench(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     weights: options.Weights = None,
-    keep: options.Keep = [],  # noqa: B006 (typer reads the default, nobody writes it)
+    keep: options.Keep = [],
     kv_dtype: options.KvDtype = None,
     threads: options.Threads = None,
     max_context: options.MaxContext = None,

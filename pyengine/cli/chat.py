@@ -18,7 +18,7 @@ def chat(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     weights: options.Weights = None,
-    keep: options.Keep = [],  # noqa: B006 (typer reads the default, nobody writes it)
+    keep: options.Keep = [],
     kv_dtype: options.KvDtype = None,
     threads: options.Threads = None,
     max_context: options.MaxContext = None,
@@ -34,7 +34,7 @@ def chat(
     presence_penalty: options.PresencePenalty = 0.0,
     frequency_penalty: options.FrequencyPenalty = 0.0,
     seed: options.Seed = None,
-    stop: options.Stop = [],  # noqa: B006
+    stop: options.Stop = [],
     ignore_eos: options.IgnoreEos = False,
 ) -> None:
     """Talk to a model that has a chat template.

@@ -24,7 +24,7 @@ def generate(
         list[str] | None,
         typer.Argument(metavar="[PROMPT]...", help="Prompts; none: standard input is one."),
     ] = None,
-    file: options.Files = [],  # noqa: B006 (typer reads the default, nobody writes it)
+    file: options.Files = [],
     lines: Annotated[
         Path | None, typer.Option(help="A file with a prompt on each line; - is standard input.")
     ] = None,
@@ -44,7 +44,7 @@ def generate(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     weights: options.Weights = None,
-    keep: options.Keep = [],  # noqa: B006
+    keep: options.Keep = [],
     kv_dtype: options.KvDtype = None,
     threads: options.Threads = None,
     max_context: options.MaxContext = None,
@@ -59,9 +59,9 @@ def generate(
     repetition_penalty: options.RepetitionPenalty = 1.0,
     presence_penalty: options.PresencePenalty = 0.0,
     frequency_penalty: options.FrequencyPenalty = 0.0,
-    logit_bias: options.LogitBias = [],  # noqa: B006
+    logit_bias: options.LogitBias = [],
     seed: options.Seed = None,
-    stop: options.Stop = [],  # noqa: B006
+    stop: options.Stop = [],
     ignore_eos: options.IgnoreEos = False,
 ) -> None:
     """Continue a prompt, streaming the text to standard output.

@@ -35,7 +35,7 @@ def parity(
     ] = "transformers",
     dtype: Annotated[list[str], typer.Option(help="f32, f16, bf16, q8_0. May be repeated.")] = [
         "f32"
-    ],  # noqa: B006 (typer reads the default, nobody writes it)
+    ],
     positions: Annotated[
         int | None, typer.Option(help="About how many positions; all the prompts have.", min=1)
     ] = None,
@@ -48,7 +48,7 @@ def parity(
     control: Annotated[
         list[str],
         typer.Option(help="Make this mistake on purpose; succeeds if parity breaks. Repeatable."),
-    ] = [],  # noqa: B006
+    ] = [],
     controls: Annotated[
         str | None, typer.Option(help="all: every control that applies to the model.")
     ] = None,

@@ -113,13 +113,27 @@ class _Reader:
         except UnicodeDecodeError:
             raise self.fail(f"a string before byte {self._file.tell()} is not UTF-8") from None
 
+    def strings(self, count: int) -> list[str]:
+        """Many strings: vocabularies have 100000s, so that calls saved here are felt at load."""
+        read, length, found = self._file.read, struct.Struct("<Q").unpack, []
+        try:
+            for _ in range(count):
+                (size,) = length(read(8))
+                data = read(size) if size <= self.size else b""
+                if len(data) != size:
+                    raise self.fail(f"{size} bytes of text expected, file ends")
+                found.append(data.decode("utf-8"))
+        except (struct.error, UnicodeDecodeError):
+            raise self.fail(f"a list of strings is broken at byte {self.position}") from None
+        return found
+
     def value(self, kind: int) -> Any:
         if kind == GGUFValueType.STRING:
             return self.string()
         if kind == GGUFValueType.ARRAY:
             element, count = self.unpack("I"), self.unpack("Q")
             if element == GGUFValueType.STRING:
-                return [self.string() for _ in range(count)]
+                return self.strings(count)
             code = self._scalar(element)
             return np.frombuffer(
                 self.take(count * struct.calcsize("<" + code)), "<" + code
@@ -204,7 +218,7 @@ def _tensor_entry(reader: _Reader) -> tuple[str, tuple[int, ...], GGMLQuantizati
         raise UnsupportedModelError(f"{name}: ggml type {kind} is not known") from None
 
 
-# ---- hyperparameters ----------------------------------------------------------------------------
+# ---- hyperparameters ---------------------------------------------------------------------------
 
 ARCHITECTURES = ("llama", "qwen2")
 
@@ -367,7 +381,7 @@ def _llama3_scaling(header: Header, theta: float, head_dim: int) -> dict[str, An
     }
 
 
-# ---- tensors ------------------------------------------------------------------------------------
+# ---- tensors -----------------------------------------------------------------------------------
 
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES = {

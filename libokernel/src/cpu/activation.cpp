@@ -2,6 +2,7 @@
 #include "activation.h"
 
 #include "activation_stretch.h"
+#include "checks.h"
 
 void ok::activate_stretch_portable(float *y, const float *x, const float *up, int64_t n, ok_activation activation) {
     activate_stretch(y, x, up, n, activation);
@@ -60,28 +61,17 @@ void run_gated(const GatedArgs &args) {
     });
 }
 
-bool is_activation(ok_activation activation) { return activation >= OK_SILU && activation <= OK_RELU; }
-
 }  // namespace
 
 ok_status ok_activate(ok_queue *queue, float *y, const float *x, ok_activation activation, int64_t n) {
-    OK_REQUIRE_POINTER(queue);
-    OK_REQUIRE_POINTER(y);
-    OK_REQUIRE_POINTER(x);
-    OK_REQUIRE(is_activation(activation), "activation=%d must be between 0 and 3", static_cast<int>(activation));
-    OK_REQUIRE_SIZE(n, 0);
+    if (ok_status status = ok::check_activate(__func__, queue, y, x, activation, n)) return status;
     if (n == 0) return OK_SUCCESS;
     return ok::submit(queue, run_activate, {y, x, activation, n, chosen_stretch()});
 }
 
 ok_status ok_activate_gated(ok_queue *queue, float *y, const float *x, ok_activation activation, int64_t rows,
                             int64_t cols) {
-    OK_REQUIRE_POINTER(queue);
-    OK_REQUIRE_POINTER(y);
-    OK_REQUIRE_POINTER(x);
-    OK_REQUIRE(is_activation(activation), "activation=%d must be between 0 and 3", static_cast<int>(activation));
-    OK_REQUIRE_SIZE(rows, 0);
-    OK_REQUIRE_SIZE(cols, 1);
+    if (ok_status status = ok::check_activate_gated(__func__, queue, y, x, activation, rows, cols)) return status;
     if (rows == 0) return OK_SUCCESS;
     return ok::submit(queue, run_gated, {y, x, activation, rows, cols, chosen_stretch()});
 }

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "checks.h"
 #include "internal.h"
 
 namespace {
@@ -53,24 +54,14 @@ void run_count(const CountArgs &args) {
 
 ok_status ok_gather_rows(ok_queue *queue, float *y, const float *x, const int32_t *index, const int32_t *active,
                          int64_t rows, int64_t x_rows, int64_t cols) {
-    OK_REQUIRE_POINTER(queue);
-    OK_REQUIRE_POINTER(y);
-    OK_REQUIRE_POINTER(x);
-    OK_REQUIRE_POINTER(index);
-    OK_REQUIRE_SIZE(rows, 0);
-    OK_REQUIRE_SIZE(x_rows, 0);
-    OK_REQUIRE_SIZE(cols, 1);
+    if (ok_status status = ok::check_gather_rows(__func__, queue, y, x, index, rows, x_rows, cols)) return status;
     if (rows == 0) return OK_SUCCESS;
     return ok::submit(queue, run_gather, {y, x, index, active, rows, x_rows, cols});
 }
 
 ok_status ok_count_nonfinite(ok_queue *queue, int32_t *count, const float *x, const int32_t *active, int64_t rows,
                              int64_t cols) {
-    OK_REQUIRE_POINTER(queue);
-    OK_REQUIRE_POINTER(count);
-    OK_REQUIRE_POINTER(x);
-    OK_REQUIRE_SIZE(rows, 0);
-    OK_REQUIRE_SIZE(cols, 1);
+    if (ok_status status = ok::check_count_nonfinite(__func__, queue, count, x, rows, cols)) return status;
     if (rows == 0) return OK_SUCCESS;
     return ok::submit(queue, run_count, {count, x, active, rows, cols});
 }

@@ -1,6 +1,7 @@
 // embedding.cpp: rows of a packed weight matrix, looked up by token id and widened to f32.
 #include <cstring>
 
+#include "checks.h"
 #include "internal.h"
 #include "matrix.h"
 
@@ -41,14 +42,7 @@ void run_embedding(const EmbeddingArgs &args) {
 
 ok_status ok_embedding(ok_queue *queue, float *y, const void *table, ok_dtype dtype, const int32_t *ids,
                        const float *residual, int64_t rows, int64_t vocab, int64_t cols) {
-    OK_REQUIRE_POINTER(queue);
-    OK_REQUIRE_POINTER(y);
-    OK_REQUIRE_POINTER(table);
-    OK_REQUIRE_POINTER(ids);
-    OK_REQUIRE(ok::is_matrix_dtype(dtype), "dtype=%d must be f32, f16, bf16 or q8_0", static_cast<int>(dtype));
-    OK_REQUIRE_SIZE(rows, 0);
-    OK_REQUIRE_SIZE(vocab, 1);
-    OK_REQUIRE_SIZE(cols, 1);
+    if (ok_status status = ok::check_embedding(__func__, queue, y, table, dtype, ids, rows, vocab, cols)) return status;
     if (rows == 0) return OK_SUCCESS;
     return ok::submit(queue, run_embedding, {y, table, dtype, ids, residual, rows, vocab, cols});
 }

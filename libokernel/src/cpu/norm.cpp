@@ -4,6 +4,7 @@
 // is not the order of the elements. Reads x two times (three for LayerNorm) from cache, writes y once.
 #include <cmath>
 
+#include "checks.h"
 #include "internal.h"
 
 namespace {
@@ -65,25 +66,10 @@ void run_norm(const NormArgs &args) {
 }
 
 ok_status queue_norm(const char *function, ok_queue *queue, const NormArgs &args) {
-    auto require = [function](bool holds, const char *name, long long value, const char *expected) {
-        return holds ? OK_SUCCESS : ok::fail_argument(function, "%s=%lld must be %s", name, value, expected);
-    };
-    auto require_stride = [&args, function](const char *name, int64_t stride) {
-        if (stride >= args.groups * args.cols) return OK_SUCCESS;
-        return ok::fail_argument(function, "%s=%lld must be >= groups * cols = %lld", name,
-                                 static_cast<long long>(stride), static_cast<long long>(args.groups * args.cols));
-    };
-    const char *null = !queue ? "queue" : !args.y ? "y" : !args.x ? "x" : !args.weight ? "weight" : nullptr;
-    if (null) return ok::fail_argument(function, "%s is null", null);
-    if (auto status = require(args.rows >= 0, "rows", args.rows, ">= 0")) return status;
-    if (auto status = require(args.groups > 0, "groups", args.groups, "positive")) return status;
-    if (auto status = require(args.cols > 0, "cols", args.cols, "positive")) return status;
-    if (auto status = require_stride("x_stride", args.x_stride)) return status;
-    if (auto status = require_stride("y_stride", args.y_stride)) return status;
-    if (args.residual)
-        if (auto status = require_stride("residual_stride", args.residual_stride)) return status;
-    if (!(args.eps >= 0.0f && std::isfinite(args.eps)))
-        return ok::fail_argument(function, "eps=%g must be finite and >= 0", static_cast<double>(args.eps));
+    if (ok_status status =
+            ok::check_norm(function, queue, args.y, args.y_stride, args.x, args.x_stride, args.weight, args.residual,
+                           args.residual_stride, args.rows, args.groups, args.cols, args.eps))
+        return status;
     return args.rows ? ok::submit(queue, run_norm, args) : OK_SUCCESS;
 }
 

@@ -1,4 +1,5 @@
 // rope.cpp: rotary position embedding in place, "half" pairing: j with j + rotary_dim / 2 within each head.
+#include "checks.h"
 #include "internal.h"
 
 namespace {
@@ -40,19 +41,9 @@ void run_rope(const RopeArgs &args) {
 
 ok_status ok_rope(ok_queue *queue, float *x, int64_t stride, const float *table, int64_t table_rows,
                   const int32_t *table_row, int64_t rows, int64_t heads, int64_t head_dim, int64_t rotary_dim) {
-    OK_REQUIRE_POINTER(queue);
-    OK_REQUIRE_POINTER(x);
-    OK_REQUIRE_POINTER(table);
-    OK_REQUIRE_POINTER(table_row);
-    OK_REQUIRE_SIZE(rows, 0);
-    OK_REQUIRE_SIZE(table_rows, 1);
-    OK_REQUIRE_SIZE(heads, 1);
-    OK_REQUIRE_SIZE(head_dim, 1);
-    OK_REQUIRE(rotary_dim >= 2 && rotary_dim % 2 == 0 && rotary_dim <= head_dim,
-               "rotary_dim=%lld must be even, >= 2 and <= head_dim=%lld", static_cast<long long>(rotary_dim),
-               static_cast<long long>(head_dim));
-    OK_REQUIRE(stride >= heads * head_dim, "stride=%lld must be >= heads * head_dim = %lld",
-               static_cast<long long>(stride), static_cast<long long>(heads * head_dim));
+    if (ok_status status =
+            ok::check_rope(__func__, queue, x, stride, table, table_rows, table_row, rows, heads, head_dim, rotary_dim))
+        return status;
     if (rows == 0) return OK_SUCCESS;
     return ok::submit(queue, run_rope, {x, stride, table, table_rows, table_row, rows, heads, head_dim, rotary_dim});
 }

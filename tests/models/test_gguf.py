@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyengine.errors import ConfigError, EngineError, UnsupportedModelError, WeightError
-from pyengine.models.gguf import GGUFCheckpoint, read_header
+from pyengine.models.gguf import GGUFCheckpoint
+from pyengine.models.gguf_header import read_header
 from tests.gguf_files import HEAD_DIM, gguf_name, random_weights, write_gguf
 
 Kind = gguf.GGMLQuantizationType

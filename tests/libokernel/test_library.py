@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -91,8 +92,7 @@ def _path_flags(stem: str) -> list[str] | None:
     path = stem.rpartition("_")[2]
     if path not in flags:
         return []
-    machine = subprocess.run(["uname", "-m"], capture_output=True, text=True).stdout.strip()
-    return flags[path] if path.startswith("neon") == (machine == "aarch64") else None
+    return flags[path] if path.startswith("neon") == (os.uname().machine == "aarch64") else None
 
 
 def test_a_build_says_what_it_is(lib):
@@ -104,6 +104,39 @@ def test_a_build_says_what_it_is(lib):
     free, total = lib.device_memory()
     assert 0 < free <= total
     assert lib.device_count() >= 1
+
+
+PROGRAM = r"""
+#include <stdio.h>
+#include "okernel.h"
+int main(void) {
+    static float x[64], w[64];
+    ok_queue *queue;
+    for (int i = 0; i < 64; i++) x[i] = i - 32, w[i] = 1;
+    if (ok_queue_create(&queue, 0, NULL)) return 1;
+    if (ok_rms_norm(queue, x, 64, x, 64, w, NULL, 0, 1, 1, 64, 1e-5f)) return 2;
+    if (ok_activate(queue, x, x, OK_SILU, 64)) return 3;
+    printf("%s %.4f\n", ok_path(), x[63]);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("model, path", [("Nehalem", "portable"), ("Haswell", "avx2")])
+def test_an_older_cpu_takes_the_path_it_has(tmp_path, model, path):
+    emulator, compiler = shutil.which("qemu-x86_64"), shutil.which("cc")
+    if os.uname().machine != "x86_64" or not emulator or not compiler:
+        pytest.skip("needs x86-64, qemu-x86_64 and a C compiler")
+    library = library_path("cpu")
+    (tmp_path / "program.c").write_text(PROGRAM)
+    built = str(tmp_path / "program")
+    subprocess.run(
+        [compiler, f"-I{HEADER.parent}", str(tmp_path / "program.c"), "-o", built, str(library),
+         f"-Wl,-rpath,{library.parent}"],
+        check=True,
+    )  # fmt: skip
+    # x[63] = 31 / sqrt(mean square 341.5) = 1.6775; silu of it is 1.4134.
+    assert _lines(emulator, "-cpu", model, built) == [f"{path} 1.4134"]
 
 
 def test_status_names_follow_the_header(lib):

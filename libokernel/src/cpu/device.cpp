@@ -138,12 +138,14 @@ ok_status ok_set_path(const char *host_name) {
 
 const char *ok_backend() { return "cpu"; }
 const char *ok_targets() { return kTargets; }
+
 #if defined(__clang__)
 #define OK_COMPILER __VERSION__
 #else
 #define OK_COMPILER "GCC " __VERSION__
 #endif
-const char *ok_build_info() { return "okernel " OKERNEL_VERSION ", " __VERSION__ ", " OKERNEL_BUILD_FLAGS; }
+
+const char *ok_build_info() { return "okernel " OKERNEL_VERSION ", " OK_COMPILER ", " OKERNEL_BUILD_FLAGS; }
 
 ok_status ok_device_count(int32_t *host_count) {
     OK_REQUIRE_POINTER(host_count);

@@ -24,7 +24,6 @@ from pyengine.errors import EngineError
 app = typer.Typer(
     name="pyengine",
     help="Run language models with kernels of our own: no vendor BLAS, no framework.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -60,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     2: audit and parity could not look. 130: interrupted.
     """
     logging.basicConfig(format="pyengine: %(message)s", level=logging.WARNING, stream=sys.stderr)
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    verdict = bool(words) and words[0] in _VERDICTS
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    verdict = words[0] in _VERDICTS
     try:
         code = typer.main.get_command(app).main(words, "pyengine", standalone_mode=False)
         sys.stdout.flush()
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         # The reader went away: leave quietly, and keep the interpreter from flushing into nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        code = 1
     except Exception as error:
         if not hasattr(error, "show"):  # anything but a misused option or the help page
             raise

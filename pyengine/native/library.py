@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
 from dataclasses import dataclass
@@ -76,8 +77,19 @@ def library_path(backend: str) -> Path | None:
     named = os.environ.get("OKERNEL_LIB")
     if named and _backend_of(Path(named)) == backend:
         return Path(named)
-    packaged = NATIVE_FOLDER / f"libokernel_{backend}.so"
-    return packaged if packaged.exists() else None
+    name = f"libokernel_{backend}.so"
+    packaged = NATIVE_FOLDER / name
+    return packaged if packaged.exists() else _of_editable_install(name)
+
+
+def _of_editable_install(name: str) -> Path | None:
+    """The library of an editable install, which lies in site-packages while this file does not."""
+    try:
+        distribution = importlib.metadata.distribution("okernel-pyengine")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    path = Path(str(distribution.locate_file(f"pyengine/native/{name}")))
+    return path if path.exists() else None
 
 
 def _backend_of(path: Path) -> str:

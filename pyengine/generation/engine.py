@@ -25,6 +25,7 @@ from pyengine.generation.scheduler import Scheduler, Sequence, Token
 from pyengine.generation.step import StepBuffers
 from pyengine.generation.text import StopStrings, StreamDecoder
 from pyengine.generation.tokenizer import Tokenizer
+from pyengine.generation.tokenizer_files import load_tokenizer
 from pyengine.models.checkpoint import Checkpoint, open_checkpoint
 from pyengine.models.config import ModelConfig, load_config
 from pyengine.models.decoder import Decoder
@@ -129,7 +130,7 @@ def open_model(model: str | os.PathLike[str]) -> ModelSource:
     config, spec = load_config(path)
     checkpoint = open_checkpoint(path)
     try:
-        return ModelSource(config, spec, checkpoint, Tokenizer.for_model(path), path)
+        return ModelSource(config, spec, checkpoint, load_tokenizer(path), path)
     except BaseException:
         checkpoint.close()
         raise

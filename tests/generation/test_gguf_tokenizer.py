@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 from pyengine.errors import ConfigError, UnsupportedModelError
 from pyengine.generation.text import byte_level_alphabet
 from pyengine.generation.tokenizer import Tokenizer
+from pyengine.generation.tokenizer_files import load_tokenizer
 from tests.generation.test_tokenizer import AWKWARD, LLAMA3_SPLIT, MERGES
 from tests.generation.tokenizers_for_tests import (
     ASSISTANT,
@@ -52,7 +53,7 @@ def byte_level_metadata(pre: str | None, **changes: Any) -> dict[str, Any]:
 
 
 def load(path: Path, metadata: dict[str, Any]) -> Tokenizer:
-    tokenizer = Tokenizer.for_model(write_gguf(path / "m.gguf", metadata=metadata))
+    tokenizer = load_tokenizer(write_gguf(path / "m.gguf", metadata=metadata))
     assert tokenizer is not None
     return tokenizer
 
@@ -170,7 +171,7 @@ def test_no_space_is_put_first_where_the_file_forbids_it(tmp_path: Path) -> None
 
 
 def test_a_file_without_a_tokenizer_gives_none(tmp_path: Path) -> None:
-    assert Tokenizer.for_model(write_gguf(tmp_path / "m.gguf")) is None
+    assert load_tokenizer(write_gguf(tmp_path / "m.gguf")) is None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from pyengine.errors import ConfigError, RequestError
 from pyengine.generation.tokenizer import Tokenizer
+from pyengine.generation.tokenizer_files import load_tokenizer
 from tests.generation.tokenizers_for_tests import (
     ASSISTANT,
     BOS,
@@ -105,7 +106,7 @@ def test_ids_of_the_checkpoints_are_those_of_their_tokenizer_json(
     family: str, checkpoints: dict[str, Path]
 ) -> None:
     reference = Backend.from_file(str(checkpoints[family] / "tokenizer.json"))
-    tokenizer = Tokenizer.for_model(checkpoints[family])
+    tokenizer = load_tokenizer(checkpoints[family])
     assert tokenizer is not None
     for text in [
         *AWKWARD,
@@ -269,7 +270,7 @@ def test_a_broken_template_and_none_at_all_are_said(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_tokenizer_gives_none(tmp_path: Path) -> None:
-    assert Tokenizer.for_model(tmp_path) is None
+    assert load_tokenizer(tmp_path) is None
 
 
 def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
@@ -277,21 +278,21 @@ def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     data["pre_tokenizer"] = {"type": "Sentences"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
     with pytest.raises(ConfigError, match=r"tokenizer.json: .*'Sentences'"):
-        Tokenizer.for_model(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"model": 3}'])
 def test_damaged_files_are_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ConfigError, match="tokenizer.json"):
-        Tokenizer.for_model(tmp_path)
+        load_tokenizer(tmp_path)
     byte_backend().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(content)
     if content == '{"model": 3}':
-        assert Tokenizer.for_model(tmp_path) is not None
+        assert load_tokenizer(tmp_path) is not None
         return
     with pytest.raises(ConfigError, match="tokenizer_config.json"):
-        Tokenizer.for_model(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_files_are_found_through_links_of_a_cache_and_a_dangling_one_is_named(
@@ -305,9 +306,9 @@ def test_files_are_found_through_links_of_a_cache_and_a_dangling_one_is_named(
         (blobs / name).rename(blobs / f"hash-{name}")
         (snapshot / name).symlink_to(os.path.join("..", "..", "blobs", f"hash-{name}"))
     snapshot.chmod(0o555)
-    tokenizer = Tokenizer.for_model(snapshot)
+    tokenizer = load_tokenizer(snapshot)
     assert tokenizer is not None and tokenizer.chat_ids([]) == [USER]
     (blobs / "hash-tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"tokenizer.json is a link to .*hash-tokenizer.json"):
-        Tokenizer.for_model(snapshot)
+        load_tokenizer(snapshot)
     snapshot.chmod(0o755)

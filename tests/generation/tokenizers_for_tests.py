@@ -11,6 +11,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from pyengine.generation.text import byte_level_alphabet
 from pyengine.generation.tokenizer import Tokenizer
+from pyengine.generation.tokenizer_files import load_tokenizer
 
 CONTROL = ["<s>", "</s>", "<pad>", "<u>", "<a>"]  # ids 256 .. 260 after the 256 bytes
 BOS, EOS, PAD, USER, ASSISTANT = range(256, 261)
@@ -85,6 +86,6 @@ def load(folder: Path, backend: Backend, **config: Any) -> Tokenizer:
     backend.save(str(folder / "tokenizer.json"))
     fields = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"} | config
     (folder / "tokenizer_config.json").write_text(json.dumps(fields))
-    tokenizer = Tokenizer.for_model(folder)
+    tokenizer = load_tokenizer(folder)
     assert tokenizer is not None
     return tokenizer

@@ -1,4 +1,4 @@
-"""The bindings are the header, no more and no less, and turn every failed status into its exception."""
+"""The bindings are the header, no more, and turn every failed status into its exception."""
 
 from __future__ import annotations
 

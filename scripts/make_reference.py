@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
 from tokenizers import Tokenizer  # noqa: E402  (needs the path above)
 
@@ -48,15 +48,13 @@ def greedy_text(reference: TransformersReference, model: Path) -> dict[str, Any]
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     prompt_ids = tokenizer.encode(GREEDY_PROMPT, add_special_tokens=True).ids
     ids, lead = reference.greedy(prompt_ids, GREEDY_TOKENS)
-    whole = tokenizer.decode(prompt_ids + ids, skip_special_tokens=True)
-    prefix = tokenizer.decode(prompt_ids, skip_special_tokens=True)
-    if lead < 1e-3 or not whole.startswith(prefix):
+    if lead < 1e-3:
         raise SystemExit(f"{model}: choose another greedy prompt (smallest lead {lead:.1e})")
     return {
         "prompt": GREEDY_PROMPT,
         "prompt_ids": prompt_ids,
         "ids": ids,
-        "text": whole[len(prefix) :],
+        "text": tokenizer.decode(ids, skip_special_tokens=True),
         "smallest_lead": lead,
     }
 
@@ -92,8 +90,8 @@ def make(
 
 def make_goldens(only: list[str], device: str) -> None:
     """Every trained checkpoint and every tiny variant of the tests."""
-    from conftest import CHECKPOINTS, GOLDEN
-    from tiny import VARIANTS, write_tiny
+    from tests.conftest import CHECKPOINTS, GOLDEN
+    from tests.tiny import VARIANTS, write_tiny
 
     for name, model in CHECKPOINTS.items():
         if not only or name in only:

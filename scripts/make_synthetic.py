@@ -4,8 +4,8 @@
     python scripts/make_synthetic.py --list
 
 The sizes are published ones; the weights are noise, scaled so that attention is neither flat nor a
-single spike and that the logits' standard deviation is about 3. Torch is not needed, and a few
-chunks of weights are all that is ever in memory. The text such a model writes means nothing: compare
+single spike and that the logits' standard deviation is about 3. Torch is not needed, and only a few
+chunks of weights are ever in memory. What such a model writes means nothing: its parity is checked
 with `--untrained`.
 """
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.tiny import write_tiny
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -27,3 +30,19 @@ CHECKPOINTS: dict[str, Path] = {
 def checkpoints() -> dict[str, Path]:
     """Checkpoint name -> directory in the layout people publish (read only)."""
     return CHECKPOINTS
+
+
+@pytest.fixture(scope="session")
+def golden_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a golden ("llama", "tiny-bloom-5-heads") -> its model; tiny ones are made once."""
+    made: dict[str, Path] = {}
+
+    def find(name: str) -> Path:
+        if name in CHECKPOINTS:
+            return CHECKPOINTS[name]
+        if name not in made:
+            variant = name.removeprefix("tiny-")
+            made[name] = write_tiny(variant, tmp_path_factory.mktemp(variant))
+        return made[name]
+
+    return find

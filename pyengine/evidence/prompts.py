@@ -313,7 +313,7 @@ def limit(prompts: Sequence[Prompt], positions: int) -> list[Prompt]:
 
 def context_of(config: Mapping[str, Any]) -> int:
     """Most tokens that a prompt may have by a config.json: its context, at most 512."""
-    keys = ("n_positions", "max_position_embeddings", "seq_length")
+    keys = ("n_positions", "max_position_embeddings")
     limits = [int(config[key]) for key in keys if config.get(key)]
     return min([MAX_WHOLE_TOKENS, *limits])
 

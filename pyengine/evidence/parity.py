@@ -690,15 +690,21 @@ def run_suite(
     positions: int | None = None,
     device: str = "auto",
     threads: int | None = None,
+    batch: int = 1,
+    repeat: int = 1,
     untrained: bool = False,
+    oracle_device: str = "auto",
+    command: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[SuiteRow]:
     """Every model of a folder in several precisions, with the controls that apply, in f32.
 
     Args:
         directory: holds model directories (with config.json), or is one.
+        controls: whether to run them.
         references: a folder of recordings named as the models; None: Transformers, live.
-        positions, device, threads, untrained: as run_parity has them.
+
+    The other arguments are those of run_parity.
 
     Returns:
         A row for each model, by name; a model that cannot be compared has a reason instead.
@@ -720,13 +726,15 @@ def run_suite(
         closing.callback(source.close)
         where = "transformers" if references is None else references / path.name
         prompts = collect_prompts(source, positions=positions) if references is None else None
-        oracle = open_reference(where, source, prompts=prompts, untrained=untrained)
+        oracle = open_reference(
+            where, source, prompts=prompts, untrained=untrained, oracle_device=oracle_device
+        )
         closing.callback(oracle.close)
         for dtype in dtypes:
             progress(f"{path.name}: {dtype}")
             row.reports[dtype] = compare_model(
                 source, oracle, name=path.name, dtype=dtype, device=device, threads=threads,
-                untrained=untrained,
+                batch=batch, repeat=repeat, untrained=untrained, command=command,
             )  # fmt: skip
         remembered = Remembered(oracle)
         for control in applicable(source) if controls else ():

@@ -393,7 +393,7 @@ def plot_controls(controls: Sequence[ControlResult]) -> str:
 
 
 def suite_json(rows: Iterable[SuiteRow]) -> list[dict[str, Any]]:
-    """Every row with its reports and controls as plain values: suite.json."""
+    """Plain values: name, error, one report a precision, and the controls of each model."""
     return [
         {
             "name": row.name,
@@ -405,13 +405,33 @@ def suite_json(rows: Iterable[SuiteRow]) -> list[dict[str, Any]]:
     ]
 
 
+def control_summary(rows: Iterable[SuiteRow]) -> Table:
+    """Every control that ran, with the model on which it did the least."""
+    least: dict[str, tuple[float, str, ControlResult]] = {}
+    models: dict[str, int] = {}
+    for row in rows:
+        for control in row.controls:
+            models[control.name] = models.get(control.name, 0) + 1
+            if control.max_error < least.get(control.name, (math.inf,))[0] or (
+                control.name not in least
+            ):
+                least[control.name] = (control.max_error, row.name, control)
+    found = [
+        (name, c.mistake, str(models[name]), where, number(c.max_error), share(c.argmax))
+        for name, (_, where, c) in least.items()
+    ]
+    header = ("control", "mistake", "models", "least on", "max error there", "argmax there")
+    return header, found
+
+
 def write_suite(rows: Sequence[SuiteRow], directory: Path) -> list[Path]:
-    """suite.md with the table, suite.json with all reports, and a report for each of them."""
+    """suite.md with the tables, suite.json with all reports, and a report for each of them."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / "suite.md", directory / "suite.json"]
-    paths[0].write_text(markdown_table(suite_table(rows)) + "\n", encoding="utf-8")
-    values = suite_json(rows)
-    paths[1].write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    tables = [markdown_table(suite_table(rows)), markdown_table(control_summary(rows))]
+    paths[0].write_text("\n\n".join(tables) + "\n", encoding="utf-8")
+    text = json.dumps(suite_json(rows), indent=1, ensure_ascii=False) + "\n"
+    paths[1].write_text(text, encoding="utf-8")
     for row in rows:
         for dtype, report in row.reports.items():
             report.controls = row.controls if dtype == "f32" else []

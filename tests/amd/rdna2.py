@@ -13,6 +13,7 @@ import re
 import struct
 import subprocess
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.amd import toolchain
@@ -27,8 +28,7 @@ _FOREIGN_DIRECTIVES = (
     "reserve_flat_scratch",
     "shared_vgpr_count",
 )
-# Registers that no kernel here uses, for the replacements: gfx1030 kernels that need so many do not pass the gates.
-_TEMPORARIES = tuple(f"v{n}" for n in range(248, 256))
+_LAST_REGISTER = 256
 
 _DIRECTIVE = re.compile(r"\s*\.amdhsa_(\w+) (\S+)")
 _MAD_64 = re.compile(r"\s+(v_mad_[ui]64_[ui]32) v\[(\d+):(\d+)\], (.*)")
@@ -44,35 +44,78 @@ _PARTS = {
 def rewrite(assembly: str) -> tuple[str, dict[str, dict[str, str]]]:
     """gfx1030 assembly to gfx1100 assembly, and each kernel's descriptor directives as they were.
 
-    NotImplementedError for an instruction that RDNA3 lacks and this module does not know.
+    Where a replacement needs more registers than the kernel leaves, s_trap stands instead: the executor refuses it if it
+    gets there. NotImplementedError for an instruction that RDNA3 lacks and this module does not know.
     """
     lines: list[str] = []
-    descriptors: dict[str, dict[str, str]] = {}
-    current: dict[str, str] = {}
+    descriptors = _descriptors(assembly)
+    free = Free(0)
     for line in assembly.splitlines():
         if "amdhsa.target" not in line:
             line = line.replace("gfx1030", "gfx1100")
+        if found := re.match(r"(\w+):", line):
+            if found[1] in descriptors:
+                free = Free(int(descriptors[found[1]]["next_free_vgpr"]))
+        elif found := _DIRECTIVE.match(line):
+            if found[1] in _FOREIGN_DIRECTIVES:
+                continue
+            if found[1] == "next_free_vgpr":
+                line = f"\t.amdhsa_next_free_vgpr {_LAST_REGISTER}"
+        try:
+            lines.extend(_rewrite_instruction(line, free))
+        except NoRegisters:
+            lines.append("\ts_trap 2")
+    return "\n".join(lines) + "\n", descriptors
+
+
+def _descriptors(assembly: str) -> dict[str, dict[str, str]]:
+    descriptors: dict[str, dict[str, str]] = {}
+    current: dict[str, str] = {}
+    for line in assembly.splitlines():
         if found := re.match(r"\s*\.amdhsa_kernel (\S+)", line):
             current = descriptors[found[1]] = {}
         elif found := _DIRECTIVE.match(line):
             current[found[1]] = found[2]
-            if found[1] in _FOREIGN_DIRECTIVES:
-                continue
-            if found[1] == "next_free_vgpr":
-                if int(found[2]) > 248:
-                    raise NotImplementedError(f"a kernel of {found[2]} registers leaves none for replacements")
-                line = "\t.amdhsa_next_free_vgpr 256"
-        lines.extend(_rewrite_instruction(line))
-    return "\n".join(lines) + "\n", descriptors
+    return descriptors
 
 
-def _rewrite_instruction(line: str) -> list[str]:
+class NoRegisters(Exception):
+    """A replacement finds no register that the kernel does not use."""
+
+
+@dataclass(frozen=True)
+class Free:
+    """The vector registers that a kernel leaves: all from `first` on."""
+
+    first: int
+
+    def take(self, count: int) -> list[int]:
+        """The last `count` registers, the first of them even."""
+        at = (_LAST_REGISTER - count) & ~1
+        if at < self.first:
+            raise NoRegisters
+        return list(range(at, at + count))
+
+
+def _registers(operand: str) -> set[int]:
+    """Vector registers that an operand names."""
+    if found := re.search(r"\bv(\d+)\b", operand):
+        return {int(found[1])}
+    if found := re.search(r"\bv\[(\d+):(\d+)\]", operand):
+        return set(range(int(found[1]), int(found[2]) + 1))
+    return set()
+
+
+def _rewrite_instruction(line: str, free: Free) -> list[str]:
     if found := _MAD_64.match(line):  # RDNA3 forbids a destination that overlaps a source
         operation, low, high, rest = found.groups()
+        if not {int(low), int(high)} & set().union(*map(_registers, rest.split(","))):
+            return [line]
+        result = free.take(2)
         return [
-            f"\t{operation} v[254:255], {rest}",
-            f"\tv_mov_b32_e32 v{low}, v254",
-            f"\tv_mov_b32_e32 v{high}, v255",
+            f"\t{operation} v[{result[0]}:{result[1]}], {rest}",
+            f"\tv_mov_b32_e32 v{low}, v{result[0]}",
+            f"\tv_mov_b32_e32 v{high}, v{result[1]}",
         ]
     if found := _DOT4.match(line):
         destination, first, second = found.groups()
@@ -82,45 +125,48 @@ def _rewrite_instruction(line: str) -> list[str]:
     if found := re.match(r"\s+s_memtime s\[(\d+):", line):
         return [f"\ts_mov_b64 s[{found[1]}:{int(found[1]) + 1}], 0"]
     if found := _SDWA.match(line):
-        return _rewrite_sdwa(found[1], found[2])
+        return _rewrite_sdwa(found[1], found[2], free)
     return [line]
 
 
-def _rewrite_sdwa(operation: str, rest: str) -> list[str]:
+def _rewrite_sdwa(operation: str, rest: str, free: Free) -> list[str]:
     """Sub-dword addressing: take the parts out, do the plain instruction, put the part in."""
     selects = dict(_SELECT.findall(rest))
     operands = [part.strip() for part in re.sub(r"\s+(dst_sel|dst_unused|src\d_sel):\w+", "", rest).split(",")]
-    is_compare = operation.startswith("v_cmp")
     destination, sources = operands[0], operands[1:]
-    carries = [s for s in sources if s.startswith("vcc")]
+    whole = operation.startswith("v_cmp") or selects.get("dst_sel", "DWORD") == "DWORD"
+    partial = [i for i in range(len(sources)) if selects.get(f"src{i}_sel", "DWORD") != "DWORD"]
+    others = [source for i, source in enumerate(sources) if i not in partial[:1]]
+    if whole and len(partial) == 1 and _registers(destination) and not (
+        _registers(destination) & set().union(*map(_registers, others))
+    ):
+        extracted = [destination]  # nothing else reads it: the part can lie there
+    else:
+        extracted = [f"v{n}" for n in free.take(len(partial))]
     lines = []
-    for i, source in enumerate(sources):
-        part = selects.get(f"src{i}_sel", "DWORD")
-        if part == "DWORD" or source in carries:
-            continue
-        taken = re.fullmatch(r"(-)?(\|)?(sext\()?(v\d+|s\d+|[\w.-]+)\)?\|?", source)
+    for i, plain in zip(partial, extracted, strict=True):
+        taken = re.fullmatch(r"(-)?(\|)?(sext\()?(v\d+|s\d+|[\w.-]+)\)?\|?", sources[i])
         if not taken:
-            raise NotImplementedError(f"SDWA operand {source}")
+            raise NotImplementedError(f"SDWA operand {sources[i]}")
         negative, absolute, extended, register = taken.groups()
-        first, width = _PARTS[part]
+        first, width = _PARTS[selects[f"src{i}_sel"]]
         extract = "v_bfe_i32" if extended else "v_bfe_u32"
-        lines.append(f"\t{extract} {_TEMPORARIES[i]}, {register}, {first}, {width}")
-        plain = _TEMPORARIES[i]
+        lines.append(f"\t{extract} {plain}, {register}, {first}, {width}")
         sources[i] = f"{'-' if negative else ''}{'|' + plain + '|' if absolute else plain}"
-    part, unused = selects.get("dst_sel", "DWORD"), selects.get("dst_unused", "UNUSED_PAD")
-    if is_compare or part == "DWORD":
+    if whole:
         return [*lines, f"\t{operation} {', '.join([destination, *sources])}"]
-    first, width = _PARTS[part]
-    result = _TEMPORARIES[7]
+    first, width = _PARTS[selects["dst_sel"]]
+    mask, result = f"v{free.take(4)[0]}", f"v{free.take(4)[1]}"
     lines.append(f"\t{operation} {', '.join([result, *sources])}")
-    mask = ((1 << width) - 1) << first
+    bits = ((1 << width) - 1) << first
     if first:
         lines.append(f"\tv_lshlrev_b32_e32 {result}, {first}, {result}")
+    unused = selects.get("dst_unused", "UNUSED_PAD")
     if unused == "UNUSED_PRESERVE":
-        lines.append(f"\tv_mov_b32_e32 {_TEMPORARIES[6]}, {mask:#x}")
-        lines.append(f"\tv_bfi_b32 {destination}, {_TEMPORARIES[6]}, {result}, {destination}")
+        lines.append(f"\tv_mov_b32_e32 {mask}, {bits:#x}")
+        lines.append(f"\tv_bfi_b32 {destination}, {mask}, {result}, {destination}")
     elif unused == "UNUSED_PAD":
-        lines.append(f"\tv_and_b32_e32 {destination}, {mask:#x}, {result}")
+        lines.append(f"\tv_and_b32_e32 {destination}, {bits:#x}, {result}")
     else:
         raise NotImplementedError(f"SDWA {unused}")
     return lines

@@ -39,6 +39,8 @@ INLINE_FLOATS = {
     240: 0.5, 241: -0.5, 242: 1.0, 243: -1.0, 244: 2.0, 245: -2.0, 246: 4.0, 247: -4.0, 248: 0.15915494,
 }  # fmt: skip
 BASE_ADDRESS = 0x5_0000_0000  # above 4 GiB: a 32-bit address is out of bounds
+SHARED_BASE = 235  # operand: where the LDS appears among flat addresses
+SHARED_APERTURE = 0x1_0000 << 32
 STEP_LIMIT = 20_000_000
 
 Step = Callable[["Wave"], "int | None"]
@@ -180,6 +182,8 @@ def read_scalar(offset: int, words: int, literal: int | None) -> Callable[[Wave]
         return lambda w: w.scalars[offset] | w.scalars[offset + 1] << 32
     if offset == SCC:
         return lambda w: w.scc
+    if offset == SHARED_BASE and words == 2:
+        return lambda w: SHARED_APERTURE
     value = _constant_bits("U" if words == 2 else "u", offset, literal)
     return lambda w: value
 
@@ -448,6 +452,8 @@ class Machine:
             return self._decode_scalar(inst, form, name, following)
         if form == "GLOBAL":
             return self._decode_global(inst, name)
+        if form == "FLAT":
+            return self._decode_flat(inst, name)
         if form == "SCRATCH":
             return _decode_scratch(inst, name)
         if form == "DS":
@@ -539,6 +545,33 @@ class Machine:
                 self.memory.bytes[at] = access.outgoing(w, n)
             else:
                 access.incoming(w, n, self.memory.bytes[at])
+
+        return step
+
+    def _decode_flat(self, inst: Any, name: str) -> Step:
+        """Addresses that may lie in the LDS or in global memory, lane by lane."""
+        access = Access.parse(name.removeprefix("FLAT_"))
+        n, address = _register(inst.data if access.store else inst.vdst), _global_address(inst)
+
+        def step(w: Wave) -> None:
+            at, active = address(w), w.active
+            in_lds = (at >> u64(32)) == u64(SHARED_APERTURE >> 32)
+            for lanes, is_lds in ((active & in_lds, True), (active & ~in_lds, False)):
+                if not lanes.any():
+                    continue
+                w.active = lanes
+                if is_lds:
+                    where = self._lds_bytes(w, at & u64(MASK), access.count, store=access.store)
+                    memory = w.group.lds
+                else:
+                    where = self._global_bytes(w, at, access.count, "store" if access.store else "load")
+                    self._check_owner(w, where, store=access.store)
+                    memory = self.memory.bytes
+                if access.store:
+                    memory[where] = access.outgoing(w, n)
+                else:
+                    access.incoming(w, n, memory[where])
+            w.active = active
 
         return step
 
@@ -861,6 +894,14 @@ def _decode_scalar(inst: Any, form: str, name: str) -> Step:
                 w.scc = int(w.scalars[EXEC] != 0)
 
             return save
+        if name in ("S_BITSET0_B32", "S_BITSET1_B32"):
+            wanted = name == "S_BITSET1_B32"
+
+            def set_bit(w: Wave) -> None:
+                bit = 1 << (first(w) & 31)
+                w.write_scalar(at, w.scalars[at] | bit if wanted else w.scalars[at] & ~bit)
+
+            return set_bit
         unary = scalar.UNARY[name]
 
         def one(w: Wave) -> None:

@@ -84,6 +84,13 @@ _popcount = _each(int.bit_count)
 _reverse = _each(lambda x: int(f"{x:032b}"[::-1], 2))
 _leading_zeros = _each(lambda x: 32 - x.bit_length() if x else 0xFFFFFFFF)
 _trailing_zeros = _each(lambda x: (x & -x).bit_length() - 1 if x else 0xFFFFFFFF)
+
+
+def _leading_sign_bits(x: int) -> int:
+    inverted = x ^ 0xFFFFFFFF if x >> 31 else x
+    return 32 - inverted.bit_length() if inverted else 0xFFFFFFFF
+
+
 _lanes_below = np.array([(1 << lane) - 1 for lane in range(32)], u32)
 
 
@@ -286,6 +293,7 @@ VECTOR: dict[str, tuple[str, Function]] = {
     "FMA_F64": ("dddd", fused),
     "LDEXP_F64": ("ddi", np.ldexp),
     "RNDNE_F64": ("dd", np.rint),
+    "CEIL_F64": ("dd", np.ceil),
     "FLOOR_F64": ("dd", np.floor),
     "TRUNC_F64": ("dd", np.trunc),
     # 32-bit integers
@@ -342,6 +350,7 @@ VECTOR: dict[str, tuple[str, Function]] = {
     "BFREV_B32": ("uu", _reverse),
     "CLZ_I32_U32": ("uu", _leading_zeros),
     "CTZ_I32_B32": ("uu", _trailing_zeros),
+    "CLS_I32": ("uu", _each(_leading_sign_bits)),
     "BCNT_U32_B32": ("uuu", lambda a, b: _popcount(a) + b),
     "MBCNT_LO_U32_B32": ("uuu", lambda mask, b: _popcount(mask & _lanes_below) + b),
     "MBCNT_HI_U32_B32": ("uuu", lambda mask, b: b),

@@ -47,9 +47,24 @@ def test_a_wide_multiply_add_goes_through_registers_that_no_source_uses() -> Non
     ]
 
 
+def test_a_wide_multiply_add_that_overlaps_nothing_stays_as_it_is() -> None:
+    line = "v_mad_u64_u32 v[8:9], null, s4, v0, v[2:3]"
+    assert _instructions("\t" + line) == [line]
+
+
+def test_a_replacement_that_would_overwrite_the_kernels_registers_becomes_a_trap() -> None:
+    kernel = """
+full:
+\tv_mad_u64_u32 v[0:1], null, s4, v0, v[2:3]
+\t.amdhsa_kernel full
+\t.amdhsa_next_free_vgpr 255
+"""
+    assert _instructions(kernel)[2] == "s_trap 2"
+
+
 def test_the_upper_half_of_a_source_is_taken_out_first() -> None:
     line = "\tv_cvt_f32_f16_sdwa v5, v4 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1"
-    assert _instructions(line) == ["v_bfe_u32 v248, v4, 16, 16", "v_cvt_f32_f16 v5, v248"]
+    assert _instructions(line) == ["v_bfe_u32 v5, v4, 16, 16", "v_cvt_f32_f16 v5, v5"]
 
 
 def test_a_part_of_a_destination_keeps_the_rest_where_it_says_so() -> None:
@@ -58,10 +73,10 @@ def test_a_part_of_a_destination_keeps_the_rest_where_it_says_so() -> None:
         "src0_sel:DWORD src1_sel:DWORD"
     )
     assert _instructions(line) == [
-        "v_or_b32 v255, v2, v3",
-        "v_lshlrev_b32_e32 v255, 8, v255",
-        "v_mov_b32_e32 v254, 0xff00",
-        "v_bfi_b32 v1, v254, v255, v1",
+        "v_or_b32 v253, v2, v3",
+        "v_lshlrev_b32_e32 v253, 8, v253",
+        "v_mov_b32_e32 v252, 0xff00",
+        "v_bfi_b32 v1, v252, v253, v1",
     ]
 
 

@@ -94,7 +94,7 @@ def hungry(tmp_path: Path, device_tools: None) -> Callable[[str, int], tuple[Cod
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("values", [20, 90, 150])
+@pytest.mark.parametrize("values", [20, 150])
 def test_occupancy_agrees_with_the_compilers_own_figure(
     hungry: Callable[[str, int], tuple[CodeObject, str]], target: str, values: int
 ) -> None:
@@ -118,7 +118,7 @@ def test_scratch_is_refused_unless_a_reason_is_written_down(
 
 
 def test_spills_are_refused(hungry: Callable[[str, int], tuple[CodeObject, str]]) -> None:
-    code, _ = hungry("gfx1030", 300)
+    code, _ = hungry("gfx1030", 270)
     found = static_facts.violations(static_facts.kernel_facts(code), {"indexed": "not asked here"})
     assert len(found) == 1 and found[0].startswith("gfx1030 hungry: spills")
 

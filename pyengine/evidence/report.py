@@ -405,30 +405,23 @@ def suite_json(rows: Iterable[SuiteRow]) -> list[dict[str, Any]]:
     ]
 
 
-def control_summary(rows: Iterable[SuiteRow]) -> Table:
-    """Every control that ran, with the model on which it did the least."""
-    least: dict[str, tuple[float, str, ControlResult]] = {}
-    models: dict[str, int] = {}
+def control_matrix(rows: Sequence[SuiteRow]) -> Table:
+    """Controls by models: largest error and argmax; empty where a control does not apply."""
+    cells: dict[str, dict[str, str]] = {}
     for row in rows:
-        for control in row.controls:
-            models[control.name] = models.get(control.name, 0) + 1
-            if control.max_error < least.get(control.name, (math.inf,))[0] or (
-                control.name not in least
-            ):
-                least[control.name] = (control.max_error, row.name, control)
-    found = [
-        (name, c.mistake, str(models[name]), where, number(c.max_error), share(c.argmax))
-        for name, (_, where, c) in least.items()
-    ]
-    header = ("control", "mistake", "models", "least on", "max error there", "argmax there")
-    return header, found
+        for c in row.controls:
+            text = f"{number(c.max_error)}, {share(c.argmax)}"
+            cells.setdefault(c.name, {})[row.name] = text if c.succeeded else f"FAILED: {text}"
+    names = [row.name for row in rows]
+    found = [(control, *(by.get(name, "") for name in names)) for control, by in cells.items()]
+    return ("control", *names), found
 
 
 def write_suite(rows: Sequence[SuiteRow], directory: Path) -> list[Path]:
     """suite.md with the tables, suite.json with all reports, and a report for each of them."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / "suite.md", directory / "suite.json"]
-    tables = [markdown_table(suite_table(rows)), markdown_table(control_summary(rows))]
+    tables = [markdown_table(suite_table(rows)), markdown_table(control_matrix(rows))]
     paths[0].write_text("\n\n".join(tables) + "\n", encoding="utf-8")
     text = json.dumps(suite_json(rows), indent=1, ensure_ascii=False) + "\n"
     paths[1].write_text(text, encoding="utf-8")

@@ -7,10 +7,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pyengine.evidence.controls import run_controls
+from pyengine.evidence.controls import applicable, run_controls
 from pyengine.evidence.parity import run_parity, run_suite
 from pyengine.evidence.report import number, share, suite_table, write_report, write_suite
-from tests.conftest import CHECKPOINTS, GOLDEN
+from pyengine.generation.engine import open_model
+from tests.conftest import CHECKPOINTS, GOLDEN, ROOT
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,36 @@ def test_a_suite_gives_one_table(tmp_path):
     paths = write_suite(rows, tmp_path / "out")
     assert {path.name for path in paths} >= {"suite.md", "suite.json", "report.html"}
     assert "| llama | llama | f32 | 1,000 |" in paths[0].read_text()
+
+
+def _block(name):
+    """Rows of a generated table in the documentation, without the header."""
+    text = (ROOT / "docs" / "parity.md").read_text()
+    block = text.split(f"<!-- {name} -->\n")[1].split("\n<!-- end")[0]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in block.splitlines()[2:]]
+
+
+def test_the_documented_suite_covers_every_checkpoint_and_passes():
+    rows = _block("suite")
+    assert {(row[0], row[2]) for row in rows} == {
+        (name, dtype) for name in CHECKPOINTS for dtype in ("f32", "f16", "bf16")
+    }
+    assert all(int(row[3].replace(",", "")) >= 2000 for row in rows)
+    assert {row[-1] for row in rows} == {"passed"}
+    assert all(row[6] == "100 %" for row in rows if row[2] == "f32")
+
+
+def test_the_documented_controls_are_all_those_that_apply():
+    counts = {row[0]: row[9] for row in _block("suite") if row[2] == "f32"}
+    shown = _block("controls")
+    for name, path in CHECKPOINTS.items():
+        source = open_model(path)
+        controls = {control.name for control in applicable(source)}
+        source.close()
+        assert counts[name] == f"{len(controls)}/{len(controls)}"
+        column = 1 + sorted(CHECKPOINTS).index(name)
+        assert {row[0] for row in shown if row[column]} == controls
+    assert not any("FAILED" in cell for row in shown for cell in row)
 
 
 @pytest.mark.parametrize(

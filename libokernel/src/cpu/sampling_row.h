@@ -133,9 +133,9 @@ struct Filter {
     }
 };
 
-// Floats in order as unsigned integers; -0 counts as 0.
+// Floats in order as unsigned integers. -0 comes before 0, which does no harm: the cut is compared as a float.
 uint32_t ordered_key(float x) {
-    const uint32_t bits = bit_cast<uint32_t>(x + 0.0f);
+    const uint32_t bits = bit_cast<uint32_t>(x);
     return bits & 0x80000000 ? ~bits : bits | 0x80000000;
 }
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from pyengine.cli import options
 from pyengine.models.hub import cache_folder, known_names
@@ -26,15 +23,8 @@ def pull(
     Models lie in ~/.cache/pyengine (XDG_CACHE_HOME and PYENGINE_CACHE are honoured); those of the
     Hugging Face hub in the hub's own cache.
     """
-    if not sys.stderr.isatty():
-        path = fetch(name)
-    else:
-        with Progress(
-            TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-            console=Console(stderr=True), transient=True,
-        ) as bar:  # fmt: skip
-            task = bar.add_task(name, total=None)
-            path = fetch(name, lambda done, total: bar.update(task, completed=done, total=total))
+    with options.progress_bar(name) as progress:
+        path = fetch(name, progress)
     print(
         json.dumps({"name": name, "path": str(path), "cache": str(cache_folder())})
         if as_json

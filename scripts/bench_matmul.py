@@ -120,8 +120,12 @@ def main() -> None:
     if options.shape:
         shapes = [(int(out), int(inner)) for out, inner in (s.split("x") for s in options.shape)]
 
-    with Arena(library, 3 * WORKING_SET_BYTES) as arena, Queue(library) as queue:
-        queue.set_scratch(arena, 32 << 20)
+    heights = [int(text) for text in options.rows.split(",")]
+    values = max(max(heights) * (inner + 32) for _, inner in shapes)
+    largest = 4 * max((out + 16) * (inner + 32) for out, inner in shapes)
+    room = 2 * WORKING_SET_BYTES + 3 * largest + 8 * values + 4 * max(heights) * max(shapes)[0]
+    with Arena(library, room) as arena, Queue(library) as queue:
+        queue.set_scratch(arena, 4 * values)
         bandwidth = read_bandwidth(queue, arena, options.seconds)
         print(f"{machine(library)}; ok_read {bandwidth / 1e9:.1f} GB/s")
         print(
@@ -129,7 +133,7 @@ def main() -> None:
             f"{'GB/s':>7} {'of read':>8} {'GFLOP/s':>9} {'of BLAS':>8}"
         )
         for shape in shapes:
-            for rows in (int(text) for text in options.rows.split(",")):
+            for rows in heights:
                 yardstick = blas(shape, rows, options.seconds) if rows >= 16 else 0.0
                 for kind in options.kinds.split(","):
                     rate, work = bench(queue, arena, shape, kind, rows, options.seconds)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from pyengine.generation.engine import Engine
+from pyengine.models.hub import resolve_model
 
 _MODEL, _SAMPLING = "Model", "Sampling"
 
@@ -104,22 +112,29 @@ Files = Annotated[
 
 
 @contextlib.contextmanager
-def open_engine(model: str, **options: Any) -> Iterator[Engine]:
-    """An Engine, with a progress bar on a terminal's standard error while weights load."""
-    console = Console(stderr=True)
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
+    """What to call with (bytes done, bytes in all); None where standard error is no terminal.
+
+    The bar appears with the first call and is gone in the end.
+    """
     if not sys.stderr.isatty():
-        engine = Engine(model, **options)
-    else:
-        with Progress(
-            TextColumn("loading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
-            console=console, transient=True,
-        ) as bar:  # fmt: skip
-            task = bar.add_task("loading", total=None)
-            engine = Engine(
-                model,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-                **options,
-            )
+        yield None
+        return
+    with Progress(
+        TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+        TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+    ) as bar:  # fmt: skip
+        task = bar.add_task(label, total=None, visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+
+@contextlib.contextmanager
+def open_engine(model: str, **options: Any) -> Iterator[Engine]:
+    """An Engine; on a terminal a bar shows a first download, another the loading of weights."""
+    with progress_bar(f"fetching {model}") as progress:
+        path = resolve_model(model, progress)
+    with progress_bar("loading") as progress:
+        engine = Engine(path, progress=progress, **options)
     with engine:
         yield engine
 

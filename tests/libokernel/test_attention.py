@@ -218,7 +218,7 @@ def test_a_row_is_the_same_in_any_chunk_batch_and_number_of_threads(
         assert_same(lib, got[3:4], want[at : at + 1])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 4])  # four have too few heads here, and share spans
 @pytest.mark.parametrize("window", [0, 300])
 def test_a_long_row_is_the_same_with_and_without_scratch(lib, queue, arena, put, threads, window):
     rng = np.random.default_rng(4)

@@ -4,6 +4,7 @@
 // Traffic: W once for up to 128 rows, x and y once; W alone matters for few rows. Queue scratch holds the tiles.
 #include "matmul.h"
 
+#include "checks.h"
 #include "matmul_tile.h"
 
 const ok::MatmulPath ok::matmul_path_portable = kMatmulPath;
@@ -113,46 +114,24 @@ uint64_t scratch_bytes(MatmulKind kind, int64_t rows, int64_t in) {
     return rows > 1 ? rows * in * sizeof(float) : 0;
 }
 
-bool overlap(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes) {
-    const uintptr_t first = reinterpret_cast<uintptr_t>(a), second = reinterpret_cast<uintptr_t>(b);
-    return first < second + b_bytes && second < first + a_bytes;
-}
-
 }  // namespace
 
 // ---- launchers -------------------------------------------------------------------------------------------------------
 
-#define REQUIRE_SHAPE(dtype, rows, out, in)                                                                            \
-    do {                                                                                                               \
-        OK_REQUIRE(is_matrix_dtype(dtype), "dtype=%d must be 0 (f32), 1 (f16), 2 (bf16) or 3 (q8_0)",                  \
-                   static_cast<int>(dtype));                                                                           \
-        OK_REQUIRE((rows) >= 0 && (rows) <= max_matrix_side, "rows=%lld must be in 0..2^31",                           \
-                   static_cast<long long>(rows));                                                                      \
-        OK_REQUIRE((out) > 0 && (out) <= max_matrix_side, "out=%lld must be in 1..2^31", static_cast<long long>(out)); \
-        OK_REQUIRE((in) > 0 && (in) <= max_matrix_side, "in=%lld must be in 1..2^31", static_cast<long long>(in));     \
-    } while (0)
-
 ok_status ok_matmul(ok_queue *queue, float *y, const float *x, const void *weight, ok_dtype dtype, const float *bias,
                     const float *residual, const int32_t *active, int64_t rows, int64_t out, int64_t in) {
-    OK_REQUIRE_POINTER(queue);
-    REQUIRE_SHAPE(dtype, rows, out, in);
+    if (ok_status status = check_matmul(__func__, queue, y, x, weight, dtype, rows, out, in)) return status;
     if (rows == 0) return OK_SUCCESS;
-    OK_REQUIRE_POINTER(y);
-    OK_REQUIRE_POINTER(x);
-    OK_REQUIRE_POINTER(weight);
-    OK_REQUIRE(!overlap(x, rows * in * 4, y, rows * out * 4), "x and y must not overlap");
     const MatmulKind kind = kind_of(dtype, queue->quantized_activations);
-    const uint64_t needed = scratch_bytes(kind, rows, in);
-    OK_REQUIRE(queue->scratch_bytes >= needed,
-               "the queue's scratch of %llu bytes must be >= %llu (ok_matmul_scratch_bytes)",
-               static_cast<unsigned long long>(queue->scratch_bytes), static_cast<unsigned long long>(needed));
+    if (ok_status status = check_scratch(__func__, queue, scratch_bytes(kind, rows, in), "ok_matmul_scratch_bytes"))
+        return status;
     return submit(queue, run_matmul,
                   MatmulArgs{y, x, weight, bias, residual, active, rows, out, in, queue->scratch, kind});
 }
 
 ok_status ok_matmul_scratch_bytes(ok_dtype dtype, int64_t rows, int64_t out, int64_t in, uint64_t *host_bytes) {
     OK_REQUIRE_POINTER(host_bytes);
-    REQUIRE_SHAPE(dtype, rows, out, in);
+    if (ok_status status = check_matmul_shape(__func__, dtype, rows, out, in)) return status;
     const uint64_t in_f32 = scratch_bytes(kind_of(dtype, false), rows, in);
     const uint64_t as_int8 = scratch_bytes(kind_of(dtype, true), rows, in);
     *host_bytes = in_f32 > as_int8 ? in_f32 : as_int8;

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "checks.h"
 #include "half.h"
 #include "internal.h"
 
@@ -248,38 +249,20 @@ void ok::read_matrix_row(float *dst, const void *packed, ok_dtype dtype, int64_t
 
 // ---- launchers -------------------------------------------------------------------------------------------------------
 
-#define REQUIRE_MATRIX(dtype, out, in)                                                                                 \
-    do {                                                                                                               \
-        OK_REQUIRE(is_matrix_dtype(dtype), #dtype "=%d must be 0 (f32), 1 (f16), 2 (bf16) or 3 (q8_0)",                \
-                   static_cast<int>(dtype));                                                                           \
-        OK_REQUIRE((out) > 0 && (out) <= max_matrix_side, "out=%lld must be in 1..2^31", static_cast<long long>(out)); \
-        OK_REQUIRE((in) > 0 && (in) <= max_matrix_side, "in=%lld must be in 1..2^31", static_cast<long long>(in));     \
-    } while (0)
-
 ok_status ok_matrix_bytes(ok_dtype dtype, int64_t out, int64_t in, uint64_t *host_bytes) {
     OK_REQUIRE_POINTER(host_bytes);
-    REQUIRE_MATRIX(dtype, out, in);
+    if (ok_status status = check_matrix(__func__, dtype, out, in)) return status;
     const int64_t panels = ceil_div(out, panel_size);
     *host_bytes = dtype == OK_Q8_0 ? panels * panel_size * ceil_div(in, q8_block) * sizeof(Q8Block)
                                    : panels * panel_size * in * element_bytes(dtype);
     return OK_SUCCESS;
 }
 
-#define REQUIRE_ROWS(first_row, rows, out)                                                                 \
-    OK_REQUIRE((first_row) >= 0 && (rows) >= 0 && (first_row) <= (out) && (rows) <= (out) - (first_row),   \
-               "first_row=%lld and rows=%lld must lie within out=%lld", static_cast<long long>(first_row), \
-               static_cast<long long>(rows), static_cast<long long>(out))
-
 ok_status ok_matrix_pack(ok_queue *queue, void *packed, ok_dtype dtype, int64_t out, int64_t in, int64_t first_row,
                          const void *src, ok_dtype src_dtype, int64_t rows, int32_t *overflow) {
-    OK_REQUIRE_POINTER(queue);
-    REQUIRE_MATRIX(dtype, out, in);
-    OK_REQUIRE(is_matrix_dtype(src_dtype), "src_dtype=%d must be 0 (f32), 1 (f16), 2 (bf16) or 3 (q8_0)",
-               static_cast<int>(src_dtype));
-    REQUIRE_ROWS(first_row, rows, out);
+    if (ok_status status = check_matrix_pack(__func__, queue, packed, dtype, out, in, first_row, src, src_dtype, rows))
+        return status;
     if (rows == 0) return OK_SUCCESS;
-    OK_REQUIRE_POINTER(packed);
-    OK_REQUIRE_POINTER(src);
     return submit(
         queue, run_pack,
         PackArgs{packed, dtype, out, in, first_row, static_cast<const char *>(src), src_dtype, rows, overflow});
@@ -287,14 +270,10 @@ ok_status ok_matrix_pack(ok_queue *queue, void *packed, ok_dtype dtype, int64_t 
 
 ok_status ok_matrix_unpack(ok_queue *queue, void *dst, ok_dtype dst_dtype, const void *packed, ok_dtype dtype,
                            int64_t out, int64_t in, int64_t first_row, int64_t rows) {
-    OK_REQUIRE_POINTER(queue);
-    REQUIRE_MATRIX(dtype, out, in);
-    OK_REQUIRE(dst_dtype == OK_F32 || (dst_dtype == OK_Q8_0 && dtype == OK_Q8_0),
-               "dst_dtype=%d must be 0 (f32), or 3 (q8_0) from q8_0", static_cast<int>(dst_dtype));
-    REQUIRE_ROWS(first_row, rows, out);
+    if (ok_status status =
+            check_matrix_unpack(__func__, queue, dst, dst_dtype, packed, dtype, out, in, first_row, rows))
+        return status;
     if (rows == 0) return OK_SUCCESS;
-    OK_REQUIRE_POINTER(dst);
-    OK_REQUIRE_POINTER(packed);
     return submit(queue, run_unpack,
                   UnpackArgs{static_cast<char *>(dst), dst_dtype, packed, dtype, out, in, first_row, rows});
 }

@@ -23,12 +23,6 @@ struct Q8Block {
 };
 static_assert(sizeof(Q8Block) == 34);
 
-constexpr int64_t max_matrix_side = int64_t{1} << 31;
-
-static inline bool is_matrix_dtype(ok_dtype dtype) {
-    return dtype == OK_F32 || dtype == OK_F16 || dtype == OK_BF16 || dtype == OK_Q8_0;
-}
-
 // Index of element (output, i) of a panelled float matrix.
 static inline int64_t panel_index(int64_t output, int64_t i, int64_t in) {
     return (output / panel_size * in + i) * panel_size + output % panel_size;

@@ -1,4 +1,5 @@
 // quantize.cpp: ggml's q8_0 from floats.
+#include "checks.h"
 #include "half.h"
 #include "internal.h"
 #include "matrix.h"
@@ -75,14 +76,8 @@ int32_t ok::quantize_row(Q8Block *blocks, const float *src, int64_t cols) {
 
 ok_status ok_quantize_q8_0(ok_queue *queue, void *blocks, const void *src, ok_dtype src_dtype, int64_t rows,
                            int64_t cols, int32_t *overflow) {
-    OK_REQUIRE_POINTER(queue);
-    OK_REQUIRE(src_dtype == OK_F32 || src_dtype == OK_F16 || src_dtype == OK_BF16,
-               "src_dtype=%d must be 0 (f32), 1 (f16) or 2 (bf16)", static_cast<int>(src_dtype));
-    OK_REQUIRE(rows >= 0, "rows=%lld must be >= 0", static_cast<long long>(rows));
-    OK_REQUIRE(cols > 0, "cols=%lld must be > 0", static_cast<long long>(cols));
+    if (ok_status status = ok::check_quantize(__func__, queue, blocks, src, src_dtype, rows, cols)) return status;
     if (rows == 0) return OK_SUCCESS;
-    OK_REQUIRE_POINTER(blocks);
-    OK_REQUIRE_POINTER(src);
     return ok::submit(queue, run_quantize,
                       QuantizeArgs{static_cast<ok::Q8Block *>(blocks), src, src_dtype, rows, cols, overflow});
 }

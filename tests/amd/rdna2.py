@@ -124,6 +124,8 @@ def _rewrite_instruction(line: str, free: Free) -> list[str]:
         return [f"\tv_dot4_i32_iu8 {found[1]} neg_lo:[1,1,0]"]
     if found := re.match(r"\s+s_memtime s\[(\d+):", line):
         return [f"\ts_mov_b64 s[{found[1]}:{int(found[1]) + 1}], 0"]
+    if found := re.match(r"\s+(v_\w*16\w*)_e32 (.*)", line):  # RDNA3's short form reaches 128 registers for 16-bit values
+        return [f"\t{found[1]} {found[2]}"]
     if found := _SDWA.match(line):
         return _rewrite_sdwa(found[1], found[2], free)
     return [line]

@@ -66,3 +66,11 @@ def test_commands_in_the_readme_exist() -> None:
         if line.startswith("pyengine ")
     }
     assert used and used <= known
+
+
+def test_the_readme_shows_the_suite_that_docs_parity_records() -> None:
+    shown, recorded = (
+        (ROOT / page).read_text().split("<!-- suite -->")[1].split("<!-- end of suite -->")[0]
+        for page in ("README.md", "docs/parity.md")
+    )
+    assert shown == recorded

@@ -8,8 +8,9 @@ from typing import Any
 from pyengine.cli import options
 from pyengine.generation.budget import Request, make_budget
 from pyengine.generation.engine import DTYPES, open_model, stored_dtype
+from pyengine.models.checkpoint import main_type
 from pyengine.models.config import describe
-from pyengine.models.weights import WeightTypes, parameter_count, plan_weights
+from pyengine.models.weights import choose_types, parameter_count, plan_weights
 from pyengine.native import choose_device
 
 
@@ -30,14 +31,14 @@ def info(
     source = open_model(model)
     try:
         config, spec = source.config, source.spec
-        stored = stored_dtype(source.checkpoint)
-        kind = DTYPES.get(dtype, stored)
+        kind = DTYPES.get(dtype, stored_dtype(source.checkpoint))
         plan = plan_weights(spec, config, source.checkpoint)
+        types = choose_types(plan, source.checkpoint, kind, weights)
         budget = make_budget(
             choose_device(device),
             spec,
             config,
-            WeightTypes(kind, weights),
+            types,
             kind,
             Request(max_context=max_context, max_batch=max_batch, kv_tokens=kv_tokens),
             tied=plan.tied,
@@ -47,8 +48,9 @@ def info(
             "family": config.model_type,
             **describe(config, spec),
             "parameters": parameter_count(spec, config),
-            "stored_dtype": stored.name.lower(),
-            "dtype": weights or kind.name.lower(),
+            "stored_dtype": main_type(source.checkpoint).lower(),
+            "dtype": kind.name.lower(),
+            "weights": types.weights or kind.name.lower(),
             "max_context": budget.max_context,
             "memory_bytes": budget.by_kind(),
             "eos_token_ids": list(config.eos_token_ids),

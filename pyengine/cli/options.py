@@ -41,7 +41,10 @@ Dtype = Annotated[
     str, typer.Option(help="auto (as stored), f32, f16, bf16.", rich_help_panel=_MODEL)
 ]
 Weights = Annotated[
-    str | None, typer.Option(help="q8_0: store matrices in 8 bits.", rich_help_panel=_MODEL)
+    str | None,
+    typer.Option(
+        help="q8_0: matrices in 8 bits; float: in dtype; as stored.", rich_help_panel=_MODEL
+    ),
 ]
 Keep = Annotated[
     list[str],

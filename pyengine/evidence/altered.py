@@ -72,6 +72,11 @@ class AlteredCheckpoint:
         tensor = self._changed.get(name)
         return tensor.dtype if tensor else self._base.dtype(name)
 
+    def stored_as(self, name: str) -> str:
+        """The type it has in the file; of a changed tensor, `dtype`."""
+        tensor = self._changed.get(name)
+        return tensor.dtype if tensor else self._base.stored_as(name)
+
     def read(self, name: str, rows: slice | None = None) -> Array:
         """Stored or changed values."""
         tensor = self._changed.get(name)

@@ -613,7 +613,7 @@ def open_engine(
         source,
         device=device,
         dtype="auto" if dtype == "q8_0" else dtype,
-        weights="q8_0" if dtype == "q8_0" else None,
+        weights="q8_0" if dtype == "q8_0" else "float",
         threads=threads,
         max_context=longest,
         max_batch=batch,

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,13 @@ from pyengine.generation.step import StepBuffers
 from pyengine.generation.text import StopStrings, StreamDecoder
 from pyengine.generation.tokenizer import Tokenizer
 from pyengine.generation.tokenizer_files import load_tokenizer
-from pyengine.models.checkpoint import Checkpoint, open_checkpoint
+from pyengine.models.checkpoint import Checkpoint, main_type, open_checkpoint
 from pyengine.models.config import ModelConfig, load_config
 from pyengine.models.decoder import Decoder
 from pyengine.models.hub import resolve_model
 from pyengine.models.loading import Weights, load_weights
 from pyengine.models.spec import DecoderSpec
-from pyengine.models.weights import WeightTypes, plan_weights
+from pyengine.models.weights import choose_types, plan_weights
 from pyengine.native import Arena, DType, Memory, Queue, choose_device, ops
 from pyengine.native.memory import Array
 
@@ -187,8 +186,8 @@ class _Continuation:
 class Engine:
     """A model loaded on a device.
 
-    Attributes: device, config, spec, tokenizer, dtype, kv_dtype, weights, max_context; memory_bytes
-    (by kind); decode_bytes (weights read for one token).
+    Attributes: device, config, spec, tokenizer, dtype, kv_dtype, weights ("q8_0" or None for
+    dtype), max_context; memory_bytes (by kind); decode_bytes (weights read for one token).
 
     Use it as a context manager, or call close(). Methods may be called from several threads; their
     requests share the batch.
@@ -198,7 +197,8 @@ class Engine:
             what open_model returns.
         device: "auto", "cpu", "hip", "hip:1", "cuda".
         dtype: "auto" (the checkpoint's), "f32", "f16" or "bf16": stored weights and matrix inputs.
-        weights: None, or "q8_0" to store the matrices in 8 bits.
+        weights: "q8_0" stores the matrices in 8 bits, "float" in dtype; None: in 8 bits if the file
+            is q8_0 itself, else in dtype.
         kv_dtype: type of the KV cache; None: as dtype.
         threads: CPU threads; None: the cores this process may use.
         max_context: most tokens of a sequence; None: the model's own limit, less where memory is
@@ -209,7 +209,7 @@ class Engine:
         memory_fraction: share of the free memory that may be reserved.
         deterministic: pin one kernel variant, so that results do not depend on the batch (GPU; the
             CPU always does).
-        keep: weight roles kept in dtype under weights="q8_0", e.g. ("lm_head",).
+        keep: weight roles kept in dtype when matrices are q8_0, e.g. ("lm_head",).
         q8_activations: False keeps the activations of q8_0 matmuls in f32: slower, exacter.
         stream: a HIP or CUDA stream to run on (an integer or an object that converts to one).
         chunk_rows: token rows of a step, at most; None: a default of the device.
@@ -267,6 +267,7 @@ class Engine:
             self._set_up(
                 source,
                 request,
+                weights=weights,
                 keep=tuple(keep),
                 stream=0 if stream is None else int(stream),
                 record=record,
@@ -285,6 +286,7 @@ class Engine:
         source: ModelSource,
         request: Request,
         *,
+        weights: str | None,
         keep: tuple[str, ...],
         stream: int,
         record: bool,
@@ -294,8 +296,9 @@ class Engine:
         """Checks the weights, reserves the memory, loads, and builds what runs steps."""
         library, index = self.device.library, self.device.index
         spec, config, close = self.spec, self.config, self._closing.callback
-        types = WeightTypes(self.dtype, self.weights, keep)
         plan = plan_weights(spec, config, source.checkpoint)
+        types = choose_types(plan, source.checkpoint, self.dtype, weights, keep)
+        self.weights = types.weights
         budget = make_budget(
             self.device, spec, config, types, self.kv_dtype, request, tied=plan.tied
         )
@@ -563,9 +566,4 @@ def _decode_bytes(weights: Weights) -> int:
 
 def stored_dtype(checkpoint: Checkpoint) -> DType:
     """The float type that most weights of a checkpoint have; f16 for quantised files."""
-    weights: dict[str, int] = {}
-    for name in checkpoint.names():
-        dtype = checkpoint.dtype(name).lower()
-        weights[dtype] = weights.get(dtype, 0) + prod(checkpoint.shape(name))
-    largest = max(weights, key=lambda dtype: weights[dtype], default="f32")
-    return DTYPES.get(largest, DType.F16)
+    return DTYPES.get(main_type(checkpoint).lower(), DType.F16)

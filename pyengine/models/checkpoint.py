@@ -11,7 +11,7 @@ import logging
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,8 @@ import numpy as np
 import safetensors
 
 from pyengine.errors import ConfigError, WeightError
+from pyengine.native import DType
+from pyengine.native.memory import row_bytes
 
 Array = np.ndarray[Any, Any]
 _log = logging.getLogger("pyengine")
@@ -31,8 +33,11 @@ IGNORABLE_SUFFIXES = (
     ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
     ".rotary_emb.inv_freq",
 )  # fmt: skip
+Q8_0_DIRECTORY = {"quant_method": "q8_0", "version": 1}
+"""config.json's quantization_config where matrices lie as (out, in) blocks: docs/quantization.md."""
+Q8_0_SHAPES = "q8_0_shapes"  # in a safetensors header's __metadata__: JSON, name -> [out, in]
 _MAX_HEADER_BYTES = 100_000_000  # what the safetensors package accepts
-_NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "Q8_0": "u1"}
 _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2,
     "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8,
@@ -58,6 +63,9 @@ class Checkpoint(Protocol):
 
     def dtype(self, name: str) -> str:
         """Storage type in safetensors' words ("F32", "F16", "BF16", ...), or "Q8_0"."""
+
+    def stored_as(self, name: str) -> str:
+        """The type it has in the file, in the format's words, where `dtype` is what `read` gives."""
 
     def read(self, name: str, rows: slice | None = None) -> Array:
         """The tensor, or rows [start, stop) of its first axis: a new array.
@@ -111,6 +119,15 @@ def read_json(file: Path) -> dict[str, Any]:
     return loaded
 
 
+def main_type(checkpoint: Checkpoint) -> str:
+    """The type in the file that most weights have: "F32", "F16", "BF16", "Q8_0", "Q4_1", ..."""
+    weights: dict[str, int] = {}
+    for name in checkpoint.names():
+        stored = checkpoint.stored_as(name)
+        weights[stored] = weights.get(stored, 0) + prod(checkpoint.shape(name))
+    return max(weights, key=lambda stored: weights[stored], default="F32")
+
+
 def is_ignorable(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor that no role asks for may be left out: a known buffer, empty, a scalar."""
     return name.endswith(IGNORABLE_SUFFIXES) or prod(shape) == 0 or shape == ()
@@ -118,13 +135,18 @@ def is_ignorable(name: str, shape: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where a tensor lies: file, absolute byte offset and length, and what its bytes are."""
+    """Where a tensor lies: file, absolute byte offset and length, and what its bytes are.
+
+    Attributes:
+        shape: in weights. lies: of the array that is read, which differs for q8_0.
+    """
 
     file: Path
     descriptor: int
     offset: int
     dtype: str
     shape: tuple[int, ...]
+    lies: tuple[int, ...]
     nbytes: int
 
 
@@ -186,7 +208,8 @@ class SafetensorsCheckpoint:
     def _open_file(self, file: Path) -> dict[str, _Entry]:
         descriptor = _open_descriptor(file)
         self._descriptors.append(descriptor)
-        return _read_header(file, descriptor)
+        quantised = self.config.get("quantization_config") == Q8_0_DIRECTORY
+        return _read_header(file, descriptor, quantised)
 
     def names(self) -> list[str]:
         """Every tensor, in file order."""
@@ -200,17 +223,21 @@ class SafetensorsCheckpoint:
         """Storage type in safetensors' words."""
         return self._entries[name].dtype
 
+    def stored_as(self, name: str) -> str:
+        """As `dtype`: nothing is converted."""
+        return self.dtype(name)
+
     def read(self, name: str, rows: slice | None = None) -> Array:
         """See Checkpoint.read."""
         entry = self._entries[name]
         if entry.dtype not in _NUMPY:
             raise WeightError(f"{name} in {entry.file} is stored as {entry.dtype}, cannot be read")
-        shape, offset = entry.shape, entry.offset
+        shape, offset, item_bytes = entry.lies, entry.offset, _ITEM_BYTES.get(entry.dtype, 1)
         if rows is not None:
             start, stop, step = rows.indices(shape[0])
             if step != 1:
                 raise ValueError(f"rows of {name} must be contiguous, not step {step}")
-            offset += start * prod(shape[1:]) * _ITEM_BYTES[entry.dtype]
+            offset += start * prod(shape[1:]) * item_bytes
             shape = (max(stop - start, 0), *shape[1:])
         array = np.empty(shape, _NUMPY[entry.dtype])
         if array.size:
@@ -278,7 +305,7 @@ def _read_index(file: Path) -> dict[str, str]:
 # ---- safetensors headers -----------------------------------------------------------------------
 
 
-def _read_header(file: Path, descriptor: int) -> dict[str, _Entry]:
+def _read_header(file: Path, descriptor: int, quantised: bool) -> dict[str, _Entry]:
     """Tensors of one file. The safetensors package validates; the offsets are our own reading."""
     size = os.fstat(descriptor).st_size
     start = os.pread(descriptor, 512, 0)
@@ -292,7 +319,7 @@ def _read_header(file: Path, descriptor: int) -> dict[str, _Entry]:
     header = bytearray(length)
     _read_into(np.frombuffer(header, np.uint8), descriptor, 8, file)
     fields = json.loads(header, object_pairs_hook=lambda pairs: _unique(pairs, file))
-    fields.pop("__metadata__", None)
+    metadata = fields.pop("__metadata__", None) or {}
     entries = {
         name: _checked_entry(file, descriptor, name, value, 8 + length, size)
         for name, value in fields.items()
@@ -300,7 +327,34 @@ def _read_header(file: Path, descriptor: int) -> dict[str, _Entry]:
     end = max((e.offset + e.nbytes for e in entries.values()), default=8 + length)
     if end != size:
         raise WeightError(f"{file} has {size} bytes, its header describes {end}: damaged download?")
+    if quantised:
+        entries |= _q8_0_entries(file, entries, metadata.get(Q8_0_SHAPES))
     return entries
+
+
+def _q8_0_entries(
+    file: Path, entries: Mapping[str, _Entry], shapes_text: str | None
+) -> dict[str, _Entry]:
+    """The tensors of a file that are q8_0 blocks, under the shapes that its header records."""
+    try:
+        shapes: dict[str, Any] = json.loads(shapes_text or "")
+        sizes = {name: (int(out), int(inner)) for name, (out, inner) in shapes.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise WeightError(
+            f"{file}: {Q8_0_SHAPES} in its header is not a table of shapes: {error}"
+        ) from None
+    found = {}
+    for name, (out, inner) in sizes.items():
+        entry = entries.get(name)
+        if entry is None:  # missing: said where tensors are accounted for
+            continue
+        if inner < 1 or entry.dtype != "U8" or entry.lies != (out, row_bytes(DType.Q8_0, inner)):
+            raise WeightError(
+                f"{file}: {name} is {entry.dtype} {list(entry.lies)}, "
+                f"which are not q8_0 blocks of shape {[out, inner]}"
+            )
+        found[name] = replace(entry, dtype="Q8_0", shape=(out, inner))
+    return found
 
 
 def _unique(pairs: list[tuple[str, Any]], file: Path) -> dict[str, Any]:
@@ -325,7 +379,7 @@ def _checked_entry(
             f"{file}: {name} is {dtype} {list(shape)}, but its bytes are "
             f"[{begin}, {end}) of {size - data_start}"
         )
-    return _Entry(file, descriptor, data_start + begin, dtype, shape, end - begin)
+    return _Entry(file, descriptor, data_start + begin, dtype, shape, shape, end - begin)
 
 
 def _recognise_other_content(file: Path, size: int, start: bytes) -> None:

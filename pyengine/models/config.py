@@ -7,13 +7,13 @@ import os
 import pkgutil
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyengine.models
 from pyengine.errors import ConfigError, UnsupportedModelError
-from pyengine.models.checkpoint import open_checkpoint, read_json
+from pyengine.models.checkpoint import Q8_0_DIRECTORY, open_checkpoint, read_json
 from pyengine.models.positions import RopeConfig
 from pyengine.models.rope_parameters import read_rope
 from pyengine.models.spec import REQUIRED, DecoderSpec, Field, Values
@@ -167,6 +167,8 @@ def parse_config(
     if not isinstance(model_type, str):
         raise ConfigError(f"{source}: model_type is missing")
     spec = family_spec(model_type)
+    if raw.get("quantization_config") == Q8_0_DIRECTORY:
+        spec = replace(spec, linear="out_in")
     values = _read_values(raw, spec, source)
     _refuse(raw, spec, source)
     reason = spec.refuse(values)
@@ -272,7 +274,7 @@ def _refuse(raw: Mapping[str, Any], spec: DecoderSpec, source: str) -> None:
     """Raises for a field that asks for something no family here computes."""
     accepted = _spelled(spec) | spec.ignored
     for key, neutral in _REFUSED.items():
-        if key in raw and key not in accepted and raw[key] not in neutral:
+        if key in raw and key not in accepted and raw[key] not in (*neutral, Q8_0_DIRECTORY):
             shown = raw[key] if not isinstance(raw[key], dict) else "{...}"
             raise UnsupportedModelError(
                 f"{source}: {key}={shown!r} is not supported for model_type {spec.model_type!r}"

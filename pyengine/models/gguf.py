@@ -53,7 +53,7 @@ _OTHER_KEYS = {  # honoured below, or without meaning for the forward pass
     "tensor_data_layout",
     "vocab_size",
 }
-_ROPE_FACTORS = "rope_freqs.weight"  # llama3's frequency factors, worked out at conversion
+ROPE_FACTORS = "rope_freqs.weight"  # llama3's frequency factors, worked out at conversion
 
 
 def _uniform(path: Path, key: str, value: Any) -> Any:
@@ -139,10 +139,10 @@ def end_token_ids(metadata: dict[str, Any]) -> list[int]:
 def _rope_scaling(header: Header, facts: dict[str, Any], head_dim: int) -> dict[str, Any] | None:
     kind = facts.get("rope.scaling.type") or ("linear" if "rope.scale_linear" in facts else "none")
     factor = facts.get("rope.scaling.factor", facts.get("rope.scale_linear", 1.0))
-    if _ROPE_FACTORS in header.tensors:
+    if ROPE_FACTORS in header.tensors:
         if kind != "none":
             raise UnsupportedModelError(
-                f"{header.path}: both {_ROPE_FACTORS} and {kind} rope scaling"
+                f"{header.path}: both {ROPE_FACTORS} and {kind} rope scaling"
             )
         return _llama3_scaling(header, facts.get("rope.freq_base", 10000.0), head_dim)
     if kind == "none" or (kind == "linear" and factor == 1.0):
@@ -170,14 +170,14 @@ def _llama3_scaling(header: Header, theta: float, head_dim: int) -> dict[str, An
     largest factor is `factor` itself. Factors that these do not reproduce are refused.
     """
     with open(header.path, "rb") as file:
-        stored = read_rows(file, header.path, _ROPE_FACTORS, header.tensors[_ROPE_FACTORS], 0, 1)
+        stored = read_rows(file, header.path, ROPE_FACTORS, header.tensors[ROPE_FACTORS], 0, 1)
     factors = stored.view("<f4")[0].astype(np.float64)
     factor, low, high, original = float(factors.max()), 1.0, 4.0, 8192
     wavelength = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     blend = np.clip((original / wavelength - low) / (high - low), 0, 1)
     expected = 1 / ((1 - blend) / factor + blend)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
-        raise UnsupportedModelError(f"{header.path}: {_ROPE_FACTORS} is not llama3's rope scaling")
+        raise UnsupportedModelError(f"{header.path}: {ROPE_FACTORS} is not llama3's rope scaling")
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -203,6 +203,10 @@ _LAYER_NAMES = {
 }
 
 
+_GGUF_NAMES = {theirs: ours for ours, theirs in _NAMES.items()}
+_GGUF_LAYER_NAMES = {theirs: ours for ours, theirs in _LAYER_NAMES.items()}
+
+
 def _hugging_face_name(name: str) -> str:
     """Hugging Face's name of a tensor; one that has none is kept, and refused at loading."""
     stem, _, suffix = name.rpartition(".")
@@ -212,6 +216,15 @@ def _hugging_face_name(name: str) -> str:
     if stem.startswith("blk.") and role in _LAYER_NAMES:
         return f"model.layers.{block}.{_LAYER_NAMES[role]}.{suffix}"
     return name
+
+
+def gguf_name(name: str) -> str:
+    """GGUF's name of a tensor that has Hugging Face's. Raises KeyError where there is none."""
+    stem, _, suffix = name.rpartition(".")
+    if stem in _GGUF_NAMES:
+        return f"{_GGUF_NAMES[stem]}.{suffix}"
+    layer, _, role = stem.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{_GGUF_LAYER_NAMES[role]}.{suffix}"
 
 
 def interleaved_row(rows: Array, head_dim: int) -> Array:
@@ -245,7 +258,7 @@ class GGUFCheckpoint:
         self._tensors = {
             _hugging_face_name(name): (name, info)
             for name, info in self.header.tensors.items()
-            if name != _ROPE_FACTORS
+            if name != ROPE_FACTORS
         }
         for kind in {info.kind for _, info in self._tensors.values()} - set(_STORED):
             try:
@@ -273,6 +286,10 @@ class GGUFCheckpoint:
         if info.kind == GGMLQuantizationType.Q8_0 and len(info.shape) == 1:
             return "F32"
         return _STORED[info.kind][0] if info.kind in _STORED else "F32"
+
+    def stored_as(self, name: str) -> str:
+        """Its ggml type: "Q4_1", "F16", ..."""
+        return self._find(name)[1].kind.name
 
     def read(self, name: str, rows: slice | None = None) -> Array:
         """Rows of a tensor (all without `rows`), as `dtype` says.

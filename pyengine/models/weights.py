@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pyengine.errors import WeightError
-from pyengine.models.checkpoint import Checkpoint, is_ignorable
+from pyengine.errors import RequestError, WeightError
+from pyengine.models.checkpoint import Checkpoint, is_ignorable, main_type
 from pyengine.models.config import ModelConfig
 from pyengine.models.layouts import Layout, PerHead, Rows, Transposed
 from pyengine.models.spec import DecoderSpec
@@ -80,9 +80,14 @@ class Weight:
     shape: tuple[int, ...]
     sources: tuple[Source, ...]
 
+    @property
+    def quantisable(self) -> bool:
+        """Whether 8 bits are an option: vectors and the small position table are always f32."""
+        return len(self.shape) == 2 and self.role != "position_embed"
+
     def storage(self, types: WeightTypes) -> DType:
-        """Type it is kept in: vectors and the small position table are always f32."""
-        if len(self.shape) == 1 or self.role == "position_embed":
+        """Type it is kept in."""
+        if not self.quantisable:
             return DType.F32
         if types.weights is None or self.role in types.keep:
             return types.dtype
@@ -102,6 +107,43 @@ class WeightPlan:
     weights: tuple[Weight, ...]
     tied: bool
     ignored: tuple[str, ...] = ()
+
+
+def choose_types(
+    plan: WeightPlan,
+    checkpoint: Checkpoint,
+    dtype: DType,
+    weights: str | None = None,
+    keep: Sequence[str] = (),
+) -> WeightTypes:
+    """How a checkpoint's matrices will be stored.
+
+    Args:
+        dtype: of what is not quantised.
+        weights: "q8_0"; "float": in dtype, whatever the file has; None: as the file has them, so
+            that a q8_0 file stays what it is, and any other is stored in dtype.
+        keep: roles that stay in dtype. The head's name stands for a tied embedding too.
+
+    Raises:
+        RequestError: another word, or a role that this model has no matrix of.
+    """
+    if weights not in (None, "q8_0", "float"):
+        raise RequestError(f"weights={weights!r}: expected 'q8_0', 'float' or None")
+    matrices = [weight for weight in plan.weights if weight.quantisable]
+    roles = list(dict.fromkeys(weight.role for weight in matrices))
+    kept = ["embed" if plan.tied and role == "lm_head" else role for role in keep]
+    for role in kept:
+        if role not in roles:
+            raise RequestError(f"keep={role!r}: expected some of {', '.join(roles)}")
+    if weights is None and main_type(checkpoint) == "Q8_0":
+        weights = "q8_0"
+        kept += [
+            weight.role
+            for weight in matrices
+            if any(checkpoint.stored_as(source.name) != "Q8_0" for source in weight.sources)
+        ]
+    quantised = "q8_0" if weights == "q8_0" else None
+    return WeightTypes(dtype, quantised, tuple(dict.fromkeys(kept)) if quantised else ())
 
 
 # ---- what a model must have --------------------------------------------------------------------

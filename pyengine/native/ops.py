@@ -159,6 +159,29 @@ def unpack_q8_0(queue: Queue, matrix: Matrix, first_row: int = 0, rows: int | No
         return plain.download(queue).view(np.uint8)[: count * width].reshape(count, width)
 
 
+def quantize_q8_0(
+    queue: Queue, arena: Arena, array: Array, dtype: DType = DType.F32
+) -> tuple[Array, int]:
+    """A host array (rows, cols) as ggml's blocks, by way of the device.
+
+    dtype: of `array`: F32, F16, or BF16 as uint16.
+
+    Returns:
+        uint8 (rows, ceil(cols / 32) * 34), and how many blocks cannot hold their values (not
+        finite, or beyond 127 * 65504).
+    """
+    rows, cols = array.shape
+    width = row_bytes(DType.Q8_0, cols)
+    with arena.scope():
+        source = arena.alloc(array.shape, dtype).upload(queue, array)
+        blocks = arena.alloc((rows, width // 2), DType.BF16)  # 16-bit words
+        failed = arena.alloc((1,), DType.I32).upload(queue, np.zeros(1, np.int32))
+        queue.library.c.ok_quantize_q8_0(
+            queue.handle, blocks.ptr, source.ptr, dtype, rows, cols, failed.ptr
+        )
+        return blocks.download(queue).view(np.uint8), int(failed.download(queue)[0])
+
+
 def matmul(
     queue: Queue,
     y: Buffer,

@@ -248,7 +248,9 @@ OK_API ok_status ok_kv_append(ok_queue *queue, void *cache, ok_dtype dtype, int6
  * score = scale * q.k (+ slope[h] * (key - position)), softmax and sums in f32; query head h reads kv head
  * h / (heads / kv_heads). slope: f32 (heads), ALiBi (Press et al. 2022), or null.
  * q: f32, rows of q_stride, head h at h * head_dim. y: f32 (rows, heads * head_dim).
- * Keys are walked in fixed tiles counted from position 0. Queue scratch: ok_attention_scratch_bytes. */
+ * head_dim is 1 to 1024. A block number outside the cache holds no keys; a sequence outside the table gives zeros.
+ * Keys are walked in fixed tiles counted from position 0. Queue scratch: ok_attention_scratch_bytes (on the CPU it only
+ * buys parallelism: without it the result is the same). */
 OK_API ok_status ok_attention_paged(ok_queue *queue, float *y, const float *q, int64_t q_stride, const void *cache,
                                     ok_dtype dtype, int64_t blocks, const int32_t *block_table, int64_t sequences,
                                     int64_t blocks_per_sequence, const int32_t *sequence, const int32_t *position,
@@ -261,17 +263,17 @@ OK_API ok_status ok_attention_scratch_bytes(int64_t rows, int64_t heads, int64_t
 
 /* Picks one token a row. logits: f32 (rows, vocab), not changed. For r < *active (null: all):
  * floats (rows, OK_SAMPLE_FLOATS): temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, 0, 0.
- * ints (rows, OK_SAMPLE_INTS): top_k, seed low, seed high, position, slot, 0, 0, 0, then OK_SAMPLE_MAX_BANNED token ids
+ * ints (rows, OK_SAMPLE_INTS): top_k (<= 0: all), seed low, seed high, position, slot, 0, 0, 0, then OK_SAMPLE_MAX_BANNED token ids
  *   that must not be picked (-1: none).
  * In this order: logit + bias[slot]; repetition penalty (once for each id seen in prompt or output: l > 0 ? l / p : l * p);
  * - presence - frequency * count for ids in the output; banned ids drop out. temperature 0: the largest, the lowest id
  * on a tie. Else divide by temperature; keep the top_k largest (0 or >= vocab: all; ties with the k-th stay); keep the
  * smallest set of most probable tokens whose sum is >= top_p (1: all; ties stay); keep p >= min_p * max p; then walk the
  * ids upward until the cumulative probability passes u * total. u: 24 bits of Philox4x32-10 (Salmon et al. 2011), key =
- * seed, counter = position. slot < 0: no bias, no counts. counts: uint32 (slots, vocab), bit 31 = in the prompt, the rest =
+ * seed, counter = position. slot outside [0, slots): no bias, no counts; two rows must not share a slot. counts: uint32 (slots, vocab), bit 31 = in the prompt, the rest =
  * times in the output; the picked id's count is increased. bias: f32 (slots, vocab). Both may be null when no row has a
  * slot. ids: int32 (rows): the pick, or -1 where logits hold NaN or +infinity or nothing is left to pick.
- * logprobs: f32 (rows), may be null: log softmax of the unchanged logits at the pick. */
+ * logprobs: f32 (rows), may be null: log softmax of the unchanged logits at the pick, -infinity where ids is -1. */
 OK_API ok_status ok_sample(ok_queue *queue, int32_t *ids, float *logprobs, const float *logits, const float *floats,
                            const int32_t *ints, uint32_t *counts, const float *bias, const int32_t *active,
                            int64_t slots, int64_t rows, int64_t vocab);

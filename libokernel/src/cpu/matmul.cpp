@@ -116,7 +116,7 @@ uint64_t scratch_bytes(MatmulKind kind, int64_t rows, int64_t in) {
 
 }  // namespace
 
-// ---- launchers -------------------------------------------------------------------------------------------------------
+// ---- launchers ------------------------------------------------------------------------------------------------------
 
 ok_status ok_matmul(ok_queue *queue, float *y, const float *x, const void *weight, ok_dtype dtype, const float *bias,
                     const float *residual, const int32_t *active, int64_t rows, int64_t out, int64_t in) {

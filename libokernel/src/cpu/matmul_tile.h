@@ -1,12 +1,12 @@
 // matmul_tile.h: the matmul of one path, written over vector.h and included by matmul_<path>.cpp.
 //
-// A tile multiplies R rows by P panels of 16 outputs and keeps the R * P * 16 sums in registers. Lanes run over outputs,
-// so each sum is one f32 accumulator that meets the products of its row and its output in the order of `in`, however many
+// A tile multiplies R rows by P panels of 16 outputs and keeps the R * P * 16 sums in registers. Lanes run over outputs, so
+// each sum is one f32 accumulator that meets the products of its row and its output in the order of `in`, however many
 // rows and panels travel together: that is why a row's result depends on nothing else.
 //
-// Each weight is widened to f32, and meets the activations as f32: in registers (q8_0: 32 values of a panel at a time on the
-// stack), or, where several tiles share the panels, once for all of them into a buffer on the stack. Or q8_0 is multiplied
-// by exact integer dots with activations quantised per row and 32 values:
+// Each weight is widened to f32 and meets the activations as f32: in registers (q8_0: 32 values of a panel at a time on
+// the stack), or, where several tiles share the panels, once for all of them into a buffer on the stack. Or q8_0 is
+// multiplied by exact integer dots with activations quantised per row and 32 values:
 //   y += (sum_i q_w q_x) d_w d_x   per block, with a multiply, a multiply and an add, the same on every path.
 #pragma once
 #include <utility>
@@ -99,9 +99,10 @@ inline void multiply_add(Sums<R, P> &sums, const float *x, const T *w, int64_t s
     }
 }
 
-// ---- kinds of weights ------------------------------------------------------------------------------------------------
-// Each says in how many `units` it walks along `in`, how many units one pass takes when several row tiles share the panels,
-// how large a unit of x is, where panels begin, how panels widen to f32 (if that pays), and how to multiply one tile.
+// ---- kinds of weights -----------------------------------------------------------------------------------------------
+// Each says in how many `units` it walks along `in`, how many units one pass takes when several row tiles share the
+// panels, how large a unit of x is, where panels begin, how panels widen to f32 (if that pays), and how to multiply one
+// tile.
 
 template <class T>
 struct FloatWeights {
@@ -273,7 +274,7 @@ struct Q8Int8Weights {
     }
 };
 
-// ---- a share of a job ------------------------------------------------------------------------------------------------
+// ---- a share of a job -----------------------------------------------------------------------------------------------
 
 // y = sums (+ bias) (+ residual) for outputs [first_output, first_output + outputs) of `rows` rows.
 static void finish(const MatmulJob &job, const float *sums, int64_t width, int64_t first_row, int64_t rows,
@@ -337,7 +338,7 @@ void run(const MatmulJob &job, int64_t panel_begin, int64_t panel_end, int64_t t
     }
 }
 
-// ---- activations as int8 ---------------------------------------------------------------------------------------------
+// ---- activations as int8 --------------------------------------------------------------------------------------------
 
 // q = x / d to the nearest whole number (ties to even), d = max|x| / 127; a block with an infinity or NaN gets d = NaN.
 static void quantize_tile(void *tile, const float *x, int64_t rows, int64_t stride, int64_t n) {

@@ -3,8 +3,8 @@
 // A panel is 16 neighbouring outputs, so that vector lanes run over outputs and each output is summed along `in` by one
 // lane, in order. The last panel is padded with zeros.
 //   f32, f16, bf16: [panel][in][16]
-//   q8_0:           quants [panel][block][8][16][4], then scales f16 [panel][block][16]; a block is 32 values along `in`
-//                   and the innermost 4 are neighbours, as integer dot instructions want them.
+//   q8_0:           quants [panel][block][8][16][4], then scales f16 [panel][block][16]; a block is 32 values along
+//                   `in`, and the innermost 4 are neighbours, as integer dot instructions want them.
 #pragma once
 #include <cstdint>
 

@@ -72,7 +72,7 @@ int32_t ok::quantize_row(Q8Block *blocks, const float *src, int64_t cols) {
     return failed;
 }
 
-// ---- launchers -------------------------------------------------------------------------------------------------------
+// ---- launchers ------------------------------------------------------------------------------------------------------
 
 ok_status ok_quantize_q8_0(ok_queue *queue, void *blocks, const void *src, ok_dtype src_dtype, int64_t rows,
                            int64_t cols, int32_t *overflow) {

@@ -67,7 +67,7 @@ void lay_out_tiles(const MatmulArgs &args, const MatmulJob &job, const MatmulPat
     const int64_t parts = ceil_div(args.in, part), blocks = ceil_div(args.in, q8_block);
     parallel_for(job.tiles * parts, [&](int64_t task) {
         const int64_t tile = task / parts, first = task % parts * part;
-        const int64_t row = job.tile_row(tile), rows = job.tile_row(tile + 1) - row;
+        const int64_t row = tile_row(job, tile), rows = tile_row(job, tile + 1) - row;
         const int64_t n = args.in - first < part ? args.in - first : part;
         const float *x = args.x + row * args.in + first;
         if (args.kind == matmul_q8_0_int8) {

@@ -14,9 +14,10 @@ struct MatmulJob {
     const float *bias;      // (out) or null
     const float *residual;  // (rows, out) or null; may be y
     int64_t rows, out, in, tiles;
-
-    int64_t tile_row(int64_t tile) const { return rows * tile / tiles; }
 };
+
+// Where a tile's rows begin.
+static inline int64_t tile_row(const MatmulJob &job, int64_t tile) { return job.rows * tile / job.tiles; }
 
 // Which weights meet which activations.
 enum MatmulKind { matmul_f32, matmul_f16, matmul_bf16, matmul_q8_0, matmul_q8_0_int8, matmul_kinds };

@@ -1,8 +1,8 @@
 // matmul_tile.h: the matmul of one path, written over vector.h and included by matmul_<path>.cpp.
 //
-// A tile multiplies R rows by P panels of 16 outputs and keeps the R * P * 16 sums in registers. Lanes run over outputs, so
+// A tile multiplies R rows by P panels of 16 outputs and keeps the R * P * 16 sums in registers. Lanes run over outputs;
 // each sum is one f32 accumulator that meets the products of its row and its output in the order of `in`, however many
-// rows and panels travel together: that is why a row's result depends on nothing else.
+// rows and panels travel together. That is why a row's result depends on nothing else.
 //
 // Each weight is widened to f32 and meets the activations as f32: in registers (q8_0: 32 values of a panel at a time on
 // the stack), or, where several tiles share the panels, once for all of them into a buffer on the stack. Or q8_0 is
@@ -309,8 +309,8 @@ template <class W>
 void run(const MatmulJob &job, int64_t panel_begin, int64_t panel_end, int64_t tile_begin, int64_t tile_end) {
     const bool shared = tile_end - tile_begin > 1;
     const int64_t units = W::units(job.in), chunk = shared ? W::chunk : units;
-    const int64_t first_row = job.tile_row(tile_begin), rows = job.tile_row(tile_end) - first_row;
-    const int64_t at_once = W::group(static_cast<int>(job.tile_row(tile_begin + 1) - first_row));
+    const int64_t first_row = tile_row(job, tile_begin), rows = tile_row(job, tile_end) - first_row;
+    const int64_t at_once = W::group(static_cast<int>(tile_row(job, tile_begin + 1) - first_row));
     alignas(64) float sums[matmul_block_rows * kWidePanels * panel_size];
     static_assert(sizeof sums >= W::max_rows * 4 * panel_size * sizeof(float));
     alignas(64) float wide[W::widens ? kWidePanels * kChunk * panel_size : 1];
@@ -329,7 +329,7 @@ void run(const MatmulJob &job, int64_t panel_begin, int64_t panel_end, int64_t t
                 }
             }
             for (int64_t t = tile_begin; t < tile_end; t++) {
-                const int64_t row = job.tile_row(t), height = job.tile_row(t + 1) - row;
+                const int64_t row = tile_row(job, t), height = tile_row(job, t + 1) - row;
                 const char *x = static_cast<const char *>(job.x) + (row * units + unit * height) * W::x_bytes;
                 tiles[height - 1](sums + (row - first_row) * group * panel_size, x, w, n, unit == 0);
             }

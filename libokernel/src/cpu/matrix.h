@@ -28,6 +28,9 @@ static inline int64_t panel_index(int64_t output, int64_t i, int64_t in) {
     return (output / panel_size * in + i) * panel_size + output % panel_size;
 }
 
+// Files of several instruction sets include this, so that its code has internal linkage.
+namespace {
+
 // The two parts of a packed q8_0 matrix.
 struct Q8Matrix {
     int64_t blocks;  // of a row
@@ -48,6 +51,8 @@ struct Q8Matrix {
         return scales[(output / panel_size * blocks + block) * panel_size + output % panel_size];
     }
 };
+
+}  // namespace
 
 // Writes values [first, first + n) of row `row` of a packed (out, in) matrix as f32. `first` is a multiple of 32.
 void read_matrix_row(float *dst, const void *packed, ok_dtype dtype, int64_t out, int64_t in, int64_t row,

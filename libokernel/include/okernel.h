@@ -262,18 +262,20 @@ OK_API ok_status ok_attention_scratch_bytes(int64_t rows, int64_t heads, int64_t
 /* ---- sampling ---------------------------------------------------------------------------------------------------- */
 
 /* Picks one token a row. logits: f32 (rows, vocab), not changed. For r < *active (null: all):
- * floats (rows, OK_SAMPLE_FLOATS): temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, 0, 0.
- * ints (rows, OK_SAMPLE_INTS): top_k (<= 0: all), seed low, seed high, position, slot, 0, 0, 0, then OK_SAMPLE_MAX_BANNED token ids
- *   that must not be picked (-1: none).
- * In this order: logit + bias[slot]; repetition penalty (once for each id seen in prompt or output: l > 0 ? l / p : l * p);
- * - presence - frequency * count for ids in the output; banned ids drop out. temperature 0: the largest, the lowest id
- * on a tie. Else divide by temperature; keep the top_k largest (0 or >= vocab: all; ties with the k-th stay); keep the
- * smallest set of most probable tokens whose sum is >= top_p (1: all; ties stay); keep p >= min_p * max p; then walk the
- * ids upward until the cumulative probability passes u * total. u: 24 bits of Philox4x32-10 (Salmon et al. 2011), key =
- * seed, counter = position. slot outside [0, slots): no bias, no counts; two rows must not share a slot. counts: uint32 (slots, vocab), bit 31 = in the prompt, the rest =
- * times in the output; the picked id's count is increased. bias: f32 (slots, vocab). Both may be null when no row has a
- * slot. ids: int32 (rows): the pick, or -1 where logits hold NaN or +infinity or nothing is left to pick.
- * logprobs: f32 (rows), may be null: log softmax of the unchanged logits at the pick, -infinity where ids is -1. */
+ * floats (rows, OK_SAMPLE_FLOATS): temperature, top_p, min_p, repetition_penalty, presence_penalty,
+ *   frequency_penalty, 0, 0.
+ * ints (rows, OK_SAMPLE_INTS): top_k (<= 0: all), seed low, seed high, position, slot, 0, 0, 0, then
+ *   OK_SAMPLE_MAX_BANNED token ids that must not be picked (-1: none).
+ * In this order: logit + bias[slot]; repetition penalty (once for each id seen in prompt or output: l > 0 ? l / p :
+ * l * p); - presence - frequency * count for ids in the output; banned ids drop out. temperature 0: the largest, the
+ * lowest id on a tie. Else divide by temperature; keep the top_k largest (>= vocab: all; ties with the k-th stay); keep
+ * the smallest set of most probable tokens whose sum is >= top_p (1: all; ties stay); keep p >= min_p * max p; then walk
+ * the ids upward until the cumulative probability passes u * total. u: 24 bits of Philox4x32-10 (Salmon et al. 2011),
+ * key = seed, counter = position. slot outside [0, slots): no bias, no counts; two rows must not share a slot.
+ * counts: uint32 (slots, vocab), bit 31 = in the prompt, the rest = times in the output; the picked id's count is
+ * increased. bias: f32 (slots, vocab). Both may be null when no row has a slot. ids: int32 (rows): the pick, or -1 where
+ * logits hold NaN or +infinity or nothing is left to pick. logprobs: f32 (rows), may be null: log softmax of the
+ * unchanged logits at the pick, -infinity where ids is -1. */
 OK_API ok_status ok_sample(ok_queue *queue, int32_t *ids, float *logprobs, const float *logits, const float *floats,
                            const int32_t *ints, uint32_t *counts, const float *bias, const int32_t *active,
                            int64_t slots, int64_t rows, int64_t vocab);

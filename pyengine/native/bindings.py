@@ -5,6 +5,7 @@ are plain integers (addresses) on the Python side; out-parameters take the addre
 """
 
 # ruff: noqa: E501
+# fmt: off
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 // matmul_tile.h: the matmul of one path, written over vector.h and included by matmul_<path>.cpp.
 //
-// A tile multiplies R rows by P panels of 16 outputs and keeps the R * P * 16 sums in registers. Lanes run over outputs;
-// each sum is one f32 accumulator that meets the products of its row and its output in the order of `in`, however many
-// rows and panels travel together. That is why a row's result depends on nothing else.
+// A tile multiplies R rows by P panels of 16 outputs and keeps the R * P * 16 sums in registers. Lanes run over
+// outputs; each sum is one f32 accumulator that meets the products of its row and its output in the order of `in`,
+// however many rows and panels travel together. That is why a row's result depends on nothing else.
 //
 // Each weight is widened to f32 and meets the activations as f32: in registers (q8_0: 32 values of a panel at a time on
 // the stack), or, where several tiles share the panels, once for all of them into a buffer on the stack. Or q8_0 is

@@ -3,19 +3,20 @@
 Each class also inherits the builtin that fits, so that callers may catch either:
 
     EngineError
-    ├── ConfigError            ValueError           config.json says something impossible or
-        contradictory ├── UnsupportedModelError  NotImplementedError  a family, field or value that
-        is refused by name ├── WeightError            ValueError           a tensor or weight file
-        is missing, cut, or of the wrong shape ├── RequestError           ValueError           a
-        prompt, option or sampling parameter that cannot be served ├── DownloadError
-        OSError              a model could not be fetched, or is not what was expected ├──
-        LibraryError           OSError              libokernel was not found or does not fit this
-        package └── KernelError            RuntimeError         a call into libokernel failed; has
-        .status and .function ├── InvalidArgument    ValueError ├── OutOfMemory        MemoryError
-        ├── DeviceError        RuntimeError ├── Unavailable        RuntimeError         no runtime,
-        device, permission, or code for this card ├── Unsupported        NotImplementedError └──
-        NonFiniteError     ArithmeticError      logits hold NaN or infinity; names the first layer
-        that does
+    ├── ConfigError            ValueError           config.json is malformed or impossible
+    ├── UnsupportedModelError  NotImplementedError  a family, field or value refused by name
+    ├── WeightError            ValueError           a tensor or file missing, cut or misshapen
+    ├── RequestError           ValueError           a prompt or option that cannot be served
+    ├── DownloadError          OSError              a model could not be fetched whole
+    ├── CannotCompare          RuntimeError         parity: no oracle, or an insane one
+    ├── LibraryError           OSError              libokernel not found, or of another release
+    └── KernelError            RuntimeError         a call into libokernel failed: .status .function
+        ├── InvalidArgument    ValueError
+        ├── OutOfMemory        MemoryError
+        ├── DeviceError        RuntimeError
+        ├── Unavailable        RuntimeError         no runtime, device, permission or code for it
+        ├── Unsupported        NotImplementedError
+        └── NonFiniteError     ArithmeticError      NaN or infinity in the logits, and where first
 """
 
 
@@ -41,6 +42,10 @@ class RequestError(EngineError, ValueError):
 
 class DownloadError(EngineError, OSError):
     """A model could not be fetched or failed its checksum; nothing half-written is left behind."""
+
+
+class CannotCompare(EngineError, RuntimeError):
+    """There is nothing sound to compare with: no oracle, an insane one, or other weights."""
 
 
 class LibraryError(EngineError, OSError):

@@ -54,7 +54,7 @@ def greedy_text(reference: TransformersReference, model: Path) -> dict[str, Any]
         "prompt": GREEDY_PROMPT,
         "prompt_ids": prompt_ids,
         "ids": ids,
-        "text": tokenizer.decode(ids, skip_special_tokens=True),
+        "text": tokenizer.decode([*prompt_ids, *ids])[len(tokenizer.decode(prompt_ids)) :],
         "smallest_lead": lead,
     }
 

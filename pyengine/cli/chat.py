@@ -49,7 +49,7 @@ def chat(
             messages.append({"role": "user", "content": line})
             answer = []
             try:
-                for chunk in engine.stream(engine.chat_ids(messages), params):
+                for chunk in engine.stream(messages, params):
                     answer.append(chunk.text)
                     print(chunk.text, end="", flush=True)
             except KeyboardInterrupt:

@@ -11,10 +11,8 @@ import typer
 
 from pyengine.cli import options
 from pyengine.errors import RequestError
-from pyengine.generation.engine import Completion, Engine
+from pyengine.generation.engine import Completion, Engine, Prompt
 from pyengine.generation.sampling import SamplingParams
-
-Messages = list[dict[str, str]]
 
 
 def generate(
@@ -78,7 +76,7 @@ def generate(
     )
     texts = _prompts(prompts or [], file, lines)
     with options.open_engine(model, **options.given(context, options.ENGINE_OPTIONS)) as engine:
-        inputs = [_ids(engine, text, chat, system) for text in texts]
+        inputs = [_prompt(text, chat, system) for text in texts]
         if as_json:
             for text, completion in zip(texts, engine.generate(inputs, params), strict=True):
                 print(json.dumps({"prompt": text, **completion.to_json()}, ensure_ascii=False))
@@ -90,11 +88,11 @@ def generate(
 
 
 def print_stream(
-    engine: Engine, ids: list[int], params: SamplingParams, *, stream: bool = True
+    engine: Engine, prompt: Prompt, params: SamplingParams, *, stream: bool = True
 ) -> Completion:
     """Prints a continuation as it comes, and a newline."""
     completion = None
-    for chunk in engine.stream(ids, params):
+    for chunk in engine.stream(prompt, params):
         completion = chunk.completion
         if stream:
             print(chunk.text, end="", flush=True)
@@ -139,11 +137,11 @@ def _read(file: Path) -> str:
         ) from error
 
 
-def _ids(engine: Engine, text: str, chat: bool, system: str | None) -> list[int]:
+def _prompt(text: str, chat: bool, system: str | None) -> Prompt:
     if not chat:
-        return engine.tokenize(text)
-    messages: Messages = [{"role": "system", "content": system}] if system is not None else []
-    return engine.chat_ids([*messages, {"role": "user", "content": text}])
+        return text
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return [*messages, {"role": "user", "content": text}]
 
 
 def _shortened(text: str, limit: int = 60) -> str:

@@ -152,11 +152,15 @@ def _show(one: ParityReport) -> None:
 
 
 def _print_table(table: reports.Table) -> None:
+    """For people a table that fits, for files and pipes one that loses nothing."""
+    if not sys.stdout.isatty():
+        print(reports.markdown_table(table))
+        return
     header, rows = table
     shown = Table(*header, box=None, pad_edge=False)
     for row in rows:
         shown.add_row(*row)
-    Console(soft_wrap=True).print(shown)
+    Console().print(shown)
 
 
 def _say(line: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pyengine.errors import ConfigError, EngineError, NonFiniteError
+from pyengine.errors import CannotCompare, ConfigError, EngineError, NonFiniteError
 from pyengine.evidence.altered import Model
 from pyengine.evidence.parity import (
     MAX_ERROR,
@@ -26,7 +26,7 @@ from pyengine.evidence.parity import (
     summarise,
 )
 from pyengine.evidence.prompts import Prompt
-from pyengine.evidence.reference import CannotCompare, Expected, Reference
+from pyengine.evidence.reference import Expected, Reference
 from pyengine.generation.engine import Engine, ModelSource, open_model
 from pyengine.generation.scheduler import Runner
 from pyengine.models.config import ModelConfig, parse_config

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pyengine
-from pyengine.errors import EngineError
+from pyengine.errors import CannotCompare, EngineError
 from pyengine.evidence import prompts as prompt_set
 from pyengine.evidence.prompts import Prompt, Text, limit, make_prompts
 from pyengine.evidence.reference import (
-    CannotCompare,
     Expected,
     RecordedReference,
     Reference,

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyengine.errors import EngineError
+from pyengine.errors import CannotCompare
 from pyengine.evidence import prompts as prompt_set
 from pyengine.evidence.prompts import Prompt
 
@@ -40,10 +40,6 @@ _KEPT = 1 << 30
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Int = NDArray[np.int64]
-
-
-class CannotCompare(EngineError):
-    """There is nothing sound to compare with: no oracle, an insane one, or other weights."""
 
 
 @dataclass(frozen=True)

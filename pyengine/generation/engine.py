@@ -40,7 +40,8 @@ _log = logging.getLogger("pyengine")
 DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16}
 
 Progress = Callable[[int, int], None]
-Prompt = str | Items[int]
+Messages = Items[Mapping[str, Any]]  # [{"role": "user", "content": "..."}, ...]
+Prompt = str | Items[int] | Messages
 
 
 @dataclass(frozen=True)
@@ -139,11 +140,18 @@ class _Continuation:
     """A sequence and the text that has come of it."""
 
     def __init__(
-        self, sequence: Sequence, params: SamplingParams, tokenizer: Tokenizer | None
+        self,
+        sequence: Sequence,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        *,
+        continues: bool,
     ) -> None:
         self.sequence = sequence
         self._params = params
-        self._decoder = StreamDecoder(tokenizer) if tokenizer else None  # without one: ids alone
+        self._decoder = None  # without a tokenizer: ids alone
+        if tokenizer is not None:
+            self._decoder = StreamDecoder(tokenizer, continues=continues)
         self._stops = StopStrings(params.stop_strings)
         self._text = ""
         self._tokens: list[Token] = []
@@ -261,9 +269,6 @@ class Engine:
                 self.device.library.c.ok_set_threads(threads)
             self.dtype = _dtype("dtype", dtype, source.checkpoint)
             self.kv_dtype = self.dtype if kv_dtype is None else _dtype("kv_dtype", kv_dtype)
-            if weights not in (None, "q8_0"):
-                raise RequestError(f"weights={weights!r}: expected None or 'q8_0'")
-            self.weights = weights
             self._set_up(
                 source,
                 request,
@@ -354,10 +359,10 @@ class Engine:
     def generate(
         self, prompt: Prompt | Items[Prompt], params: SamplingParams | None = None, **overrides: Any
     ) -> Any:
-        """Continues a prompt (text or token ids), or several side by side.
+        """Continues a prompt, or several side by side.
 
         Args:
-            prompt: one prompt, or a list of them.
+            prompt: text, token ids, or the messages of a conversation; or a list of these.
             params: how to sample; keywords are the same names: generate("Hi", max_new_tokens=20).
 
         Returns:
@@ -367,9 +372,9 @@ class Engine:
             RequestError: an unusable prompt or parameter. NonFiniteError: the logits broke.
         """
         chosen = _params(params, overrides)
-        single = isinstance(prompt, str) or _is_ids(prompt)
+        single = _is_one(prompt)
         prompts = [prompt] if single else list(prompt)
-        running = [self._begin(self._ids(p), chosen) for p in prompts]  # type: ignore[arg-type]
+        running = [self._begin(p, chosen) for p in prompts]  # type: ignore[arg-type]
         self._run_all([c.sequence for c in running], pump=running)
         results = [c.completion() for c in running]
         return results[0] if single else results
@@ -382,9 +387,9 @@ class Engine:
         Leaving the loop early ends the request and frees its memory.
         """
         chosen = _params(params, overrides)
-        return self._stream(self._ids(prompt), chosen)
+        return self._stream(self._begin(prompt, chosen))
 
-    def chat_ids(self, messages: Items[Mapping[str, str]]) -> list[int]:
+    def chat_ids(self, messages: Messages) -> list[int]:
         """Token ids of a conversation under the model's chat template, ready for the answer.
 
         messages: [{"role": "user", "content": "..."}, ...]. Markers typed inside contents stay
@@ -394,12 +399,12 @@ class Engine:
 
     def chat(
         self,
-        messages: Items[Mapping[str, str]],
+        messages: Messages,
         params: SamplingParams | None = None,
         **overrides: Any,
     ) -> Completion:
-        """The model's answer to a conversation."""
-        completion = self.generate(self.chat_ids(messages), params, **overrides)
+        """The model's answer to a conversation; generate and stream take messages, too."""
+        completion = self.generate(messages, params, **overrides)
         assert isinstance(completion, Completion)
         return completion
 
@@ -415,14 +420,19 @@ class Engine:
 
     # ---- driving the scheduler ------------------------------------------------------------------
 
-    def _begin(self, ids: list[int], params: SamplingParams) -> _Continuation:
+    def _begin(self, prompt: Prompt, params: SamplingParams) -> _Continuation:
+        """A prompt on its way. An answer starts a text of its own, anything else goes on."""
+        is_chat = _is_chat(prompt)
+        ids = self._check_ids(self.chat_ids(prompt) if is_chat else self._ids(prompt))  # type: ignore[arg-type]
         eos = self.eos_token_ids
         if params.min_new_tokens and len(eos) > ops.SAMPLE_MAX_BANNED:
             raise RequestError(
                 f"min_new_tokens: this model has {len(eos)} end-of-text tokens, "
                 f"at most {ops.SAMPLE_MAX_BANNED} can be held back"
             )
-        return _Continuation(Sequence(ids, params, eos), params, self.tokenizer)
+        return _Continuation(
+            Sequence(ids, params, eos), params, self.tokenizer, continues=not is_chat
+        )
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -459,8 +469,7 @@ class Engine:
             self._finish(continuation.sequence, "stop")
         return text
 
-    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
-        continuation = self._begin(ids, params)
+    def _stream(self, continuation: _Continuation) -> Iterator[Chunk]:
         sequence = continuation.sequence
         with self._exclusive() as scheduler:
             scheduler.add(sequence)
@@ -501,8 +510,8 @@ class Engine:
             raise RequestError("this model has no tokenizer.json: give token ids instead of text")
         return self.tokenizer
 
-    def _ids(self, prompt: Prompt) -> list[int]:
-        return self._check_ids(self.tokenize(prompt) if isinstance(prompt, str) else prompt)
+    def _ids(self, prompt: str | Items[int]) -> Items[int]:
+        return self.tokenize(prompt) if isinstance(prompt, str) else prompt
 
     def _check_ids(self, ids: Items[int]) -> list[int]:
         """A non-empty list of ids inside the vocabulary."""
@@ -542,8 +551,15 @@ def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> Samp
     return replace(params, **{name: getattr(known, name) for name in overrides})
 
 
-def _is_ids(prompt: Any) -> bool:
-    """Whether a prompt is token ids rather than a list of prompts."""
+def _is_chat(prompt: Any) -> bool:
+    """Whether a prompt is the messages of a conversation."""
+    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def _is_one(prompt: Any) -> bool:
+    """Whether this is one prompt (text, ids or messages) rather than a list of prompts."""
+    if isinstance(prompt, str) or _is_chat(prompt):
+        return True
     return all(isinstance(item, int | np.integer) for item in prompt)
 
 

@@ -112,13 +112,16 @@ class StreamDecoder:
 
     The pieces and what `finish` returns add up to the text of all ids; control tokens and ids
     beyond the tokenizer give no text. Constant time a token.
+
+    Args:
+        continues: text stands before the first id, so that no space is stripped there.
     """
 
-    def __init__(self, detokenizer: Detokenizer) -> None:
+    def __init__(self, detokenizer: Detokenizer, *, continues: bool = False) -> None:
         self._detokenizer = detokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._spaces_to_strip = detokenizer.strip_spaces
-        self._first = True
+        self._spaces_to_strip = 0 if continues else detokenizer.strip_spaces
+        self._first = not continues
 
     def push(self, token_id: int) -> str:
         """The text that this id completes; "" while a character is incomplete."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pyengine.errors import CannotCompare
 from pyengine.evidence.altered import Model
 from pyengine.evidence.controls import (
     CONTROLS,
@@ -16,7 +17,7 @@ from pyengine.evidence.controls import (
     run_controls,
 )
 from pyengine.evidence.parity import compare_all, gates, open_engine, summarise
-from pyengine.evidence.reference import CannotCompare, RecordedReference
+from pyengine.evidence.reference import RecordedReference
 from pyengine.generation.engine import open_model
 from tests.conftest import CHECKPOINTS, GOLDEN
 

@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
+from pyengine.errors import CannotCompare
 from pyengine.evidence.parity import (
     Gate,
     compare,
@@ -20,7 +21,6 @@ from pyengine.evidence.parity import (
 )
 from pyengine.evidence.prompts import Prompt
 from pyengine.evidence.reference import (
-    CannotCompare,
     Expected,
     RecordedReference,
     log_probabilities,

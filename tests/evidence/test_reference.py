@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
+from pyengine.errors import CannotCompare
 from pyengine.evidence.parity import run_parity
 from pyengine.evidence.prompts import Prompt
 from pyengine.evidence.reference import (
-    CannotCompare,
     RecordedReference,
     TransformersReference,
     record,

@@ -170,6 +170,7 @@ def test_int8_products_are_those_of_the_oracle(lib, queue, arena, put, product, 
     x = normal(2, rows, inner)
     x[0] = np.sign(x[0]) + (x[0] == 0)  # quantised, all of it is 127 or -127
     blocks["quant"].reshape(out, -1)[:, inner:] = 0
+    queue.set_quantized_activations(True)
     want = int8_oracle(x, blocks)
     if lib.backend == "cpu":
         assert (product(x, matrix) == want).all()
@@ -192,9 +193,9 @@ def test_rows_past_active_are_neither_read_nor_written(queue, arena, put, produc
     queue.set_quantized_activations(int8)
     matrix = ops.pack_matrix(queue, arena, normal(1, 40, 70), dtype)
     x = normal(2, 9, 70)
-    y, active = put(np.full((9, 40), 7, np.float32)), put(np.array([9], np.int32))
+    y, active, rows = put(np.full((9, 40), 7, np.float32)), put(np.array([9], np.int32)), put(x)
     with queue.record() as program:
-        ops.matmul(queue, y, put(x), matrix, active=active)
+        ops.matmul(queue, y, rows, matrix, active=active)
     whole = product(x, matrix)
     for count in (9, 4, 1, 0, -5, 100):
         y.upload(queue, np.full((9, 40), 7, np.float32))

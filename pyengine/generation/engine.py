@@ -553,7 +553,7 @@ def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> Samp
 
 def _is_chat(prompt: Any) -> bool:
     """Whether a prompt is the messages of a conversation."""
-    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _is_one(prompt: Any) -> bool:

@@ -173,9 +173,10 @@ OK_API ok_status ok_matrix_pack(ok_queue *queue, void *packed, ok_dtype dtype, i
  * bit what was packed). */
 OK_API ok_status ok_matrix_unpack(ok_queue *queue, void *dst, ok_dtype dst_dtype, const void *packed, ok_dtype dtype,
                                   int64_t out, int64_t in, int64_t first_row, int64_t rows);
-/* ggml's q8_0: per 32 values d = f16(max|x| / 127), q = round(x / (max|x| / 127)), half away from zero; a zero block has
- * d = 0 and q = 0. blocks: (rows, ceil(cols / 32)) of 34 bytes; a short last block is padded with zeros. Blocks whose scale
- * leaves f16's range or that hold a non-finite value are counted in `overflow` (device, may be null). */
+/* ggml's q8_0: per 32 values d = max|x| / 127, kept as f16, and q = round(x * (1 / d)), half away from zero; a zero block
+ * has d = 0 and q = 0. blocks: (rows, ceil(cols / 32)) of 34 bytes; a short last block is padded with zeros. A scale past
+ * f16 is held at 65504 and its quants at +-127; a block with a non-finite value gets d = NaN, q = 0, so that it cannot
+ * pass as numbers. Both are counted in `overflow` (device, may be null). */
 OK_API ok_status ok_quantize_q8_0(ok_queue *queue, void *blocks, const void *src, ok_dtype src_dtype, int64_t rows,
                                   int64_t cols, int32_t *overflow);
 

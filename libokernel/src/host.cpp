@@ -26,11 +26,25 @@ int64_t ok::read_text(const char *path, char *text, int64_t size) {
 
 namespace {
 
+// The decimal integer at the start of `text`, after blanks; *end (may be null) is what follows, or `text` if there is
+// none. Not strtoll, which ties a build on a new glibc to that glibc.
+int64_t read_integer(const char *text, const char **end) {
+    const char *digit = text + strspn(text, " \t");
+    bool negative = *digit == '-';
+    if (negative) digit++;
+    bool found = *digit >= '0' && *digit <= '9';
+    int64_t value = 0;
+    for (; *digit >= '0' && *digit <= '9'; digit++)
+        value = value < INT64_MAX / 10 ? value * 10 + (*digit - '0') : INT64_MAX;
+    if (end) *end = found ? digit : text;
+    return negative ? -value : value;
+}
+
 // The number after `key` at the start of a line ("MemTotal:   123 kB"), or -1.
 int64_t number_after(const char *text, const char *key) {
     size_t length = strlen(key);
     for (const char *line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : nullptr)
-        if (!strncmp(line, key, length)) return strtoll(line + length, nullptr, 10);
+        if (!strncmp(line, key, length)) return read_integer(line + length, nullptr);
     return -1;
 }
 
@@ -49,7 +63,7 @@ struct Cgroup {
     int64_t number(const char *name) const {
         char text[64];
         if (!read(name, text, sizeof text) || (text[0] != '-' && (text[0] < '0' || text[0] > '9'))) return -1;
-        return strtoll(text, nullptr, 10);
+        return read_integer(text, nullptr);
     }
 
     bool parent() {
@@ -98,10 +112,11 @@ int64_t quota_cores() {
     };
     Cgroup unified = find_cgroup(nullptr);
     do {
-        char text[64], *end;
+        char text[64];
+        const char *end;
         if (!unified.read("cpu.max", text, sizeof text)) continue;  // "max 100000" or "150000 100000"
-        int64_t quota = strtoll(text, &end, 10);
-        if (end != text) limit(quota, strtoll(end, nullptr, 10));
+        int64_t quota = read_integer(text, &end);
+        if (end != text) limit(quota, read_integer(end, nullptr));
     } while (unified.parent());
     Cgroup v1 = find_cgroup("cpu");
     do limit(v1.number("cpu.cfs_quota_us"), v1.number("cpu.cfs_period_us"));

@@ -96,10 +96,8 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
     return OK_SUCCESS;
 }
 
-// `scratch_needed`: what ok_matmul_scratch_bytes says for this call.
 [[maybe_unused]] ok_status check_matmul(const char *function, const ok_queue *queue, const float *y, const float *x,
-                                        const void *weight, ok_dtype dtype, int64_t rows, int64_t out, int64_t in,
-                                        uint64_t scratch_needed) {
+                                        const void *weight, ok_dtype dtype, int64_t rows, int64_t out, int64_t in) {
     CHECK_POINTER(queue);
     if (ok_status status = check_matmul_shape(function, dtype, rows, out, in)) return status;
     if (rows == 0) return OK_SUCCESS;
@@ -109,9 +107,14 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
     const uintptr_t x_begin = reinterpret_cast<uintptr_t>(x), y_begin = reinterpret_cast<uintptr_t>(y);
     const bool apart = x_begin + 4 * rows * in <= y_begin || y_begin + 4 * rows * out <= x_begin;
     CHECK(apart, "x and y must not overlap");
-    CHECK(queue->scratch_bytes >= scratch_needed,
-          "the queue's scratch of %llu bytes must be >= %llu (ok_matmul_scratch_bytes)",
-          static_cast<unsigned long long>(queue->scratch_bytes), static_cast<unsigned long long>(scratch_needed));
+    return OK_SUCCESS;
+}
+
+// `needed`: what `source` says for this call.
+[[maybe_unused]] ok_status check_scratch(const char *function, const ok_queue *queue, uint64_t needed,
+                                         const char *source) {
+    CHECK(queue->scratch_bytes >= needed, "the queue's scratch of %llu bytes must be >= %llu (%s)",
+          static_cast<unsigned long long>(queue->scratch_bytes), static_cast<unsigned long long>(needed), source);
     return OK_SUCCESS;
 }
 

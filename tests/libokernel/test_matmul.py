@@ -315,6 +315,7 @@ def test_wrong_arguments_are_refused_by_name(lib, queue, arena, put, refused):
 
 
 def test_too_little_scratch_is_refused_with_both_sizes(lib, arena, queue, put):
+    queue.set_quantized_activations(True)
     matrix = ops.pack_matrix(queue, arena, np.ones((5, 64), np.float32), DType.Q8_0)
     needed = scratch_bytes(lib, DType.Q8_0, 4, 5, 64)
     if needed == 0:

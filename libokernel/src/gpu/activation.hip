@@ -6,12 +6,19 @@
 
 namespace ok {
 
+// x * sigmoid(t), with all its digits where the sigmoid is tiny.
+DEVICE float times_sigmoid(float x, float t) {
+    const float e = expf(-fabsf(t));
+    return t < 0.0f ? x * e / (1.0f + e) : x / (1.0f + e);
+}
+
 template <int activation>
 DEVICE float activated(float x) {
     switch (activation) {
-        case OK_SILU: return x / (1.0f + expf(-x));
-        case OK_GELU_TANH: return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * fmaf(0.044715f * x * x, x, x)));
-        case OK_GELU_ERF: return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+        case OK_SILU: return times_sigmoid(x, x);
+        case OK_GELU_TANH:  // 0.5 (1 + tanh(u)) = sigmoid(2 u)
+            return times_sigmoid(x, 1.5957691216057308f * fmaf(0.044715f * x * x, x, x));
+        case OK_GELU_ERF: return 0.5f * x * erfcf(x * -0.7071067811865476f);
         default: return x > 0.0f || x != x ? x : 0.0f;
     }
 }

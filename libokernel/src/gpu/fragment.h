@@ -7,7 +7,7 @@
 //   RDNA2           v_dot2_f32_f16 on a tile of lanes      gfx1030 (f16; it has no bf16 product)
 //   all             fused multiply-add on a tile of lanes  f32; and what no unit takes, widened (MatrixType)
 //
-// Fragment<T> gives: K, the depth of one step; Left and Right, what a lane holds of 16 rows of each operand; Sum; load_left
+// Fragment<T> gives: K, the depth of one step; kUnroll, steps to unroll; Left and Right, what a lane holds of 16 rows of each operand; Sum; load_left
 // and load_right from a tile in LDS, tile[row * stride + k], rows aligned to 16 bytes; multiply; and where sum i of this lane
 // stands: row(i) of the left operand, column(i) = row of the right one.
 #pragma once
@@ -20,6 +20,7 @@ namespace {
 template <class T>
 struct LaneFragment {
     static constexpr int K = 16 / sizeof(T);
+    static constexpr int kUnroll = 1;  // more steps at once would not fit in registers
     static constexpr int kAcross = kWave / 8, kColumns = 16 / kAcross;
     struct Left {
         Chunk<T> row[2];
@@ -129,7 +130,7 @@ DEVICE int sum_row(int i) { return 4 * (lane_index() / 16) + i; }
 
 template <class T, class Vector>
 struct UnitFragment {
-    static constexpr int K = 16;
+    static constexpr int K = 16, kUnroll = 2;
     struct Left {
         Vector value;
     };
@@ -182,7 +183,7 @@ DEVICE void load_tiles(uint32_t *to, const void *row) {
 
 template <class T>
 struct UnitFragment {
-    static constexpr int K = 16;
+    static constexpr int K = 16, kUnroll = 2;
     struct Left {
         uint32_t value[4];
     };

@@ -148,7 +148,15 @@ __device__ __forceinline__ bf16 narrow<bf16>(float x) {
 
 DEVICE bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
-// Loads and stores a trivial type of 4, 8 or 16 bytes, which is its alignment, in one instruction.
+// Loads and stores a trivial type of 4, 8 or 16 bytes, which is its alignment, in one instruction. (On clang a native vector:
+// of a struct of four words it would make loads of the members that are used.)
+#if defined(__clang__) && !defined(__CUDACC__)
+typedef uint32_t Words2 __attribute__((ext_vector_type(2)));
+typedef uint32_t Words4 __attribute__((ext_vector_type(4)));
+#else
+typedef uint2 Words2;
+typedef uint4 Words4;
+#endif
 template <int bytes>
 struct Words;
 template <>
@@ -157,11 +165,11 @@ struct Words<4> {
 };
 template <>
 struct Words<8> {
-    using Type = uint2;
+    using Type = Words2;
 };
 template <>
 struct Words<16> {
-    using Type = uint4;
+    using Type = Words4;
 };
 template <class T>
 DEVICE T load_aligned(const void *p) {

@@ -45,7 +45,7 @@ DEVICE void walk_rows(float (&sum)[kWaveOutputs][R], const float *const (&x)[R],
     int64_t row[kWaveOutputs];
 #pragma unroll
     for (int o = 0; o < kWaveOutputs; ++o) row[o] = first + o < out ? first + o : out - 1;
-    constexpr int kAhead = R == 1 ? 4 : 2;  // loads in flight
+    [[maybe_unused]] constexpr int kAhead = !whole ? 1 : R == 1 ? 4 : 2;  // loads in flight
 #pragma unroll kAhead
     for (int64_t k = lane_index() * N; k < in; k += kWave * N) {
         typename Weights::template Part<N> part[kWaveOutputs];
@@ -208,7 +208,7 @@ DEVICE void matmul_tile(float *y, const void *x, const void *packed, const float
             right.load(weights, first_out, out, k);
         }
         const T *left_now = left_tile[now] + wave_row * kStride, *right_now = right_tile[now] + wave_out * kStride;
-#pragma unroll
+#pragma unroll Unit::kUnroll
         for (int step = 0; step < kStep; step += Unit::K) {
             typename Unit::Right columns[kAcross];
 #pragma unroll
@@ -261,6 +261,27 @@ KERNEL matmul_round_bf16_kernel(void *to, const float *x, const int32_t *active,
     round_rows(static_cast<bf16 *>(to), x, active, rows, in);
 }
 
+// x as q8_0's integer products see it: per row and 32 values, scale = max|x| / 127 and x rounded to a multiple of it, half to
+// even. The products are then the same up to f32 rounding. One thread a block; NaN where it holds an infinity or NaN.
+KERNEL matmul_quantize_kernel(float *to, const float *x, const int32_t *active, int64_t rows, int64_t in) {
+    const int64_t row = blockIdx.x, k = column() * kMatrixBlock;
+    if (row >= active_rows(active, rows) || k >= in) return;
+    const int64_t n = k + kMatrixBlock < in ? kMatrixBlock : in - k;
+    x += row * in + k;
+    to += row * in + k;
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        const uint32_t magnitude = __float_as_uint(x[i]) & 0x7fffffffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    const bool finite = largest < 0x7f800000u;
+    float scale = __uint_as_float(largest) / 127.0f;
+    if (scale < 0x1p-126f) scale = 0.0f;  // else 1 / scale is no number
+    const float inverse = finite && scale > 0.0f ? 1.0f / scale : 0.0f;
+    if (!finite) scale = __uint_as_float(0x7fc00000u);
+    for (int64_t i = 0; i < n; ++i) to[i] = rintf(x[i] * inverse) * scale;
+}
+
 #define MATMUL_KERNEL(name, T, ...)                                                                                  \
     KERNEL name(float *y, const void *x, const void *packed, const float *bias, const float *residual,               \
                 const int32_t *active, int64_t rows, int64_t out, int64_t in) {                                      \
@@ -288,7 +309,9 @@ bool is_wide(int64_t rows, int64_t out) {
     return rows > ok::kNarrowRows && ok::ceil_div(rows, 128) * ok::ceil_div(out, 128) >= ok::kEnoughTiles;
 }
 
-uint64_t scratch_needed(ok_dtype dtype, int64_t rows, int64_t out, int64_t in) {
+// quantized: q8_0 with quantized activations.
+uint64_t scratch_needed(ok_dtype dtype, bool quantized, int64_t rows, int64_t out, int64_t in) {
+    if (dtype == OK_Q8_0 && quantized) return static_cast<uint64_t>(rows * in) * sizeof(float);
     const bool rounds = (dtype == OK_F16 || dtype == OK_BF16) && is_wide(rows, out);
     return rounds ? static_cast<uint64_t>(rows * ok::padded_cols(in) * 2) : 0;
 }
@@ -297,11 +320,17 @@ uint64_t scratch_needed(ok_dtype dtype, int64_t rows, int64_t out, int64_t in) {
 
 ok_status ok_matmul(ok_queue *queue, float *y, const float *x, const void *weight, ok_dtype dtype, const float *bias,
                     const float *residual, const int32_t *active, int64_t rows, int64_t out, int64_t in) {
-    const bool sound = ok::check_matmul_shape(__func__, dtype, rows, out, in) == OK_SUCCESS;
-    if (ok_status status = ok::check_matmul(__func__, queue, y, x, weight, dtype, rows, out, in,
-                                            sound ? scratch_needed(dtype, rows, out, in) : 0))
-        return status;
+    if (ok_status status = ok::check_matmul(__func__, queue, y, x, weight, dtype, rows, out, in)) return status;
+    const bool quantized = dtype == OK_Q8_0 && queue->quantized_activations;
+    const uint64_t needed = scratch_needed(dtype, quantized, rows, out, in);
+    if (ok_status status = ok::check_scratch(__func__, queue, needed, "ok_matmul_scratch_bytes")) return status;
     if (rows == 0) return OK_SUCCESS;
+    if (quantized) {
+        const ok::Grid grid = {rows, ok::ceil_div(ok::ceil_div(in, ok::kMatrixBlock), 64)};
+        float *rounded = static_cast<float *>(queue->scratch);
+        if (ok_status status = LAUNCH(queue, matmul_quantize_kernel, grid, 64, rounded, x, active, rows, in)) return status;
+        x = rounded;
+    }
     if (rows <= ok::kVectorRows) {
         const int64_t side_by_side = rows <= 2 ? rows : 4;
         const ok::Grid grid = {ok::ceil_div(out, ok::kVectorOutputs), ok::ceil_div(rows, side_by_side)};
@@ -335,6 +364,6 @@ ok_status ok_matmul(ok_queue *queue, float *y, const float *x, const void *weigh
 ok_status ok_matmul_scratch_bytes(ok_dtype dtype, int64_t rows, int64_t out, int64_t in, uint64_t *host_bytes) {
     OK_REQUIRE_POINTER(host_bytes);
     if (ok_status status = ok::check_matmul_shape(__func__, dtype, rows, out, in)) return status;
-    *host_bytes = scratch_needed(dtype, rows, out, in);
+    *host_bytes = scratch_needed(dtype, true, rows, out, in);
     return OK_SUCCESS;
 }

@@ -49,11 +49,10 @@ KERNEL matrix_pack_q8_0_kernel(int8_t *packed_quants, f16 *packed_scales, const 
     }
     const int64_t at = row * row_blocks + block;
     packed_scales[at] = scale;
-    uint4 words[2];
-    memcpy(words, quants, sizeof words);
-    uint4 *to = reinterpret_cast<uint4 *>(packed_quants + at * kMatrixBlock);
-    to[0] = words[0];
-    to[1] = words[1];
+    Chunk<int8_t> half[2];
+    memcpy(half, quants, sizeof half);
+    store_aligned(packed_quants + at * kMatrixBlock, half[0]);
+    store_aligned(packed_quants + at * kMatrixBlock + 16, half[1]);
     if (!held && overflow) atomicAdd(overflow, 1);
 }
 

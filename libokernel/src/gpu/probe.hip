@@ -12,12 +12,12 @@ constexpr int kLoads = 8;
 constexpr int64_t kReadBlocks = 4096;
 
 KERNEL probe_read_kernel(uint32_t *sum, const uint8_t *src, int64_t chunks) {
-    const uint4 *from = reinterpret_cast<const uint4 *>(src);
+    const Words4 *from = reinterpret_cast<const Words4 *>(src);
     const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
     uint32_t total = 0;
     int64_t i = global_thread();
     for (; i + (kLoads - 1) * step < chunks; i += kLoads * step) {
-        uint4 words[kLoads];
+        Words4 words[kLoads];
 #pragma unroll
         for (int n = 0; n < kLoads; ++n) words[n] = from[i + n * step];
 #pragma unroll

@@ -95,7 +95,7 @@ const char *take_entry_points(void *library) {
 
 constexpr int kMaxFolders = 32;
 struct Search {
-    char folders[kMaxFolders][512];
+    char folders[kMaxFolders][512] = {};
     int count = 0;
     char loaded[1024] = "";  // a runtime that is in the process already
     bool loader = true;      // ask the dynamic loader by name too

@@ -13,8 +13,14 @@ int get_arch(char *arch, int size, int) {
     return 0;
 }
 
+int allocate(void **out, size_t bytes) {
+    size_t free = 0, total = 0;
+    hipMemGetInfo(&free, &total);
+    return bytes > free ? hipErrorOutOfMemory : hipMalloc(out, bytes);
+}
+
 ok::Runtime table = {
-    "standin",
+    "hip",
     "",
     0,
     [](int *count) -> int { return hipGetDeviceCount(count); },
@@ -24,7 +30,7 @@ ok::Runtime table = {
     [](size_t *free, size_t *total) -> int { return hipMemGetInfo(free, total); },
     [](int error) { return hipGetErrorString(static_cast<hipError_t>(error)); },
 
-    [](void **out, size_t bytes) -> int { return hipMalloc(out, bytes); },
+    allocate,
     [](void *memory) -> int { return hipFree(memory); },
     [](void **out, size_t bytes) -> int { return hipHostMalloc(out, bytes); },
     [](void *memory) -> int { return hipHostFree(memory); },

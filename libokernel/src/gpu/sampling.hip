@@ -26,12 +26,12 @@ struct SampleRow {
     const float *logits, *bias;
     const uint32_t *counts;
     const int32_t *banned;
-    int64_t vocab;
+    int32_t vocab;
     float temperature, top_p, min_p, repetition, presence, frequency;
-    int64_t top_k;
+    int32_t top_k;
 
     // The logit after bias, penalties and bans.
-    __device__ float prepared(int64_t id) const {
+    __device__ float prepared(int32_t id) const {
         float l = logits[id];
         if (bias) l += bias[id];
         if (const uint32_t count = counts ? counts[id] : 0) {
@@ -59,7 +59,7 @@ struct SampleFilter {
 
 DEVICE uint64_t total_weight(const SampleRow &row, const SampleFilter &filter) {
     uint64_t total = 0;
-    for (int64_t id = threadIdx.x; id < row.vocab; id += blockDim.x) total += filter.weight(row.prepared(id));
+    for (int32_t id = threadIdx.x; id < row.vocab; id += blockDim.x) total += filter.weight(row.prepared(id));
     return reduce_block<Add>(total);
 }
 
@@ -70,7 +70,7 @@ DEVICE float cut_at(const SampleRow &row, const SampleFilter &filter, bool count
     uint32_t key = 0;
     for (int low = 28; low >= 0; low -= 4) {
         uint64_t mass[15] = {};  // of the tokens whose key is at least key | (n + 1) << low
-        for (int64_t id = threadIdx.x; id < row.vocab; id += blockDim.x) {
+        for (int32_t id = threadIdx.x; id < row.vocab; id += blockDim.x) {
             const float l = row.prepared(id);
             if (!(l >= filter.cut)) continue;
             const uint64_t weight = counted ? 1 : filter.weight(l);
@@ -113,13 +113,14 @@ DEVICE uint32_t philox(uint32_t counter, uint32_t key0, uint32_t key1) {
 }
 
 // The id at which the cumulative weight, in the order of ids, passes share / 2^24 of the total; -1 if nothing weighs.
-DEVICE int64_t walk(const SampleRow &row, const SampleFilter &filter, uint32_t share) {
+DEVICE int32_t walk(const SampleRow &row, const SampleFilter &filter, uint32_t share) {
     __shared__ uint64_t wave_weight[kMaxWaves];
-    __shared__ int64_t picked;
-    const int64_t segment = (row.vocab + wave_count() - 1) / wave_count(), begin = wave_index() * segment;
+    __shared__ int32_t picked;
+    const int32_t segment = (row.vocab - 1) / wave_count() + 1;
+    const int64_t begin = static_cast<int64_t>(wave_index()) * segment;
     const int64_t end = begin + segment < row.vocab ? begin + segment : row.vocab;
     uint64_t own = 0;
-    for (int64_t id = begin + lane_index(); id < end; id += kWave) own += filter.weight(row.prepared(id));
+    for (int64_t id = begin + lane_index(); id < end; id += kWave) own += filter.weight(row.prepared(static_cast<int32_t>(id)));
     own = reduce_wave<Add>(own);
     if (lane_index() == 0) wave_weight[wave_index()] = own;
     if (threadIdx.x == 0) picked = -1;
@@ -133,7 +134,7 @@ DEVICE int64_t walk(const SampleRow &row, const SampleFilter &filter, uint32_t s
     if (before <= target && before + own > target) {  // one wave
         for (int64_t base = begin; base < end; base += kWave) {
             const int64_t id = base + lane_index();
-            uint64_t sum = id < end ? filter.weight(row.prepared(id)) : 0;
+            uint64_t sum = id < end ? filter.weight(row.prepared(static_cast<int32_t>(id))) : 0;
             for (int distance = 1; distance < kWave; distance *= 2) {
                 const uint64_t lower = shuffle_up(sum, distance);
                 if (lane_index() >= distance) sum += lower;
@@ -142,7 +143,7 @@ DEVICE int64_t walk(const SampleRow &row, const SampleFilter &filter, uint32_t s
             const int32_t passed = before + sum > target ? lane_index() : kWave;
             const int32_t first = -reduce_wave<Max>(-passed);
             if (first < kWave) {
-                if (lane_index() == 0) picked = base + first;
+                if (lane_index() == 0) picked = static_cast<int32_t>(base) + first;
                 break;
             }
             before += shuffle(sum, kWave - 1);
@@ -166,7 +167,7 @@ sample_kernel(int32_t *ids, float *logprobs, const float *logits, const float *f
                            has_slot && bias ? bias + slot * vocab : nullptr,
                            own_counts,
                            n + OK_SAMPLE_INTS - OK_SAMPLE_MAX_BANNED,
-                           vocab,
+                           static_cast<int32_t>(vocab),
                            f[0], f[1], f[2], f[3], f[4], f[5],
                            n[0]};
 
@@ -174,7 +175,7 @@ sample_kernel(int32_t *ids, float *logprobs, const float *logits, const float *f
     uint64_t best = 0;
     float plain_max = kNothing;
     int32_t overflow = 0;
-    for (int64_t id = threadIdx.x; id < vocab; id += blockDim.x) {
+    for (int32_t id = threadIdx.x; id < row.vocab; id += blockDim.x) {
         const float plain = row.logits[id], l = row.prepared(id);
         overflow |= !(plain < -kNothing) || !(l < -kNothing);
         plain_max = fmaxf(plain_max, plain);
@@ -184,10 +185,10 @@ sample_kernel(int32_t *ids, float *logprobs, const float *logits, const float *f
     best = reduce_block<Max>(best);
     overflow = reduce_block<Max>(overflow);
     plain_max = reduce_block<Max>(plain_max);
-    int64_t id = best && !overflow ? static_cast<int64_t>(0xffffffffu - static_cast<uint32_t>(best)) : -1;
+    int32_t id = best && !overflow ? static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(best)) : -1;
     if (id >= 0 && row.temperature > 0.0f) {
         SampleFilter filter = {row.prepared(id), row.temperature, -3.402823466e38f, 0.0f};
-        if (row.top_k > 0 && row.top_k < vocab) filter.cut = cut_at(row, filter, true, static_cast<uint64_t>(row.top_k));
+        if (row.top_k > 0 && row.top_k < row.vocab) filter.cut = cut_at(row, filter, true, static_cast<uint64_t>(row.top_k));
         if (row.top_p < 1.0f) {
             const uint64_t total = total_weight(row, filter);
             const double wanted = ceil(static_cast<double>(row.top_p) * static_cast<double>(total));
@@ -204,14 +205,14 @@ sample_kernel(int32_t *ids, float *logprobs, const float *logits, const float *f
         if (id >= 0) {
             const SampleFilter plain = {plain_max, 1.0f, -3.402823466e38f, 0.0f};
             uint64_t total = 0;
-            for (int64_t i = threadIdx.x; i < vocab; i += blockDim.x) total += plain.weight(row.logits[i]);
+            for (int32_t i = threadIdx.x; i < row.vocab; i += blockDim.x) total += plain.weight(row.logits[i]);
             total = reduce_block<Add>(total);
             weight = row.logits[id] - plain_max - logf(static_cast<float>(total) / kWeightUnit);
         }
         if (threadIdx.x == 0) logprobs[r] = weight;
     }
     if (threadIdx.x == 0) {
-        ids[r] = static_cast<int32_t>(id);
+        ids[r] = id;
         if (id >= 0 && own_counts && (own_counts[id] & ~kPromptBit) != ~kPromptBit) own_counts[id]++;
     }
 }

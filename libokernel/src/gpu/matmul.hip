@@ -32,8 +32,10 @@ DEVICE void load_input(float *to, const float *x, int64_t k, int64_t in) {
             for (int j = 0; j < 4; ++j) to[i + j] = widen(narrow<T>(chunk.value[j]));
         }
     } else {
+        // Past the row its last value again: the weights there are zeros.
+        const int last = in - k < N ? static_cast<int>(in - k) - 1 : N - 1;
 #pragma unroll
-        for (int i = 0; i < N; ++i) to[i] = k + i < in ? widen(narrow<T>(x[k + i])) : 0.0f;
+        for (int i = 0; i < N; ++i) to[i] = widen(narrow<T>(x[k + (i < last ? i : last)]));
     }
 }
 
@@ -86,17 +88,19 @@ DEVICE void matmul_vector(float *y, const float *x, const void *packed, const fl
             walk_rows<Weights, R, true>(sum, from, weights, first, out, in);
         else
             walk_rows<Weights, R, false>(sum, from, weights, first, out, in);
+        float value = 0.0f;  // lane o * R + r takes output o of row r
 #pragma unroll
         for (int o = 0; o < kWaveOutputs; ++o)
 #pragma unroll
             for (int r = 0; r < R; ++r) {
-                float value = reduce_wave<Add>(sum[o][r]);
-                if (lane_index() != 0 || first + o >= out || first_row + r >= rows) continue;
-                const int64_t to = (first_row + r) * out + first + o;
-                if (bias) value += bias[first + o];
-                if (residual) value += residual[to];
-                y[to] = value;
+                const float total = reduce_wave<Add>(sum[o][r]);
+                if (lane_index() == o * R + r) value = total;
             }
+        const int64_t row = first_row + lane_index() % R, output = first + lane_index() / R;
+        if (lane_index() >= kWaveOutputs * R || row >= rows || output >= out) continue;
+        if (bias) value += bias[output];
+        if (residual) value += residual[row * out + output];
+        y[row * out + output] = value;
     }
 }
 

@@ -32,7 +32,16 @@ from pyengine.models.hub import resolve_model
 from pyengine.models.loading import Weights, load_weights
 from pyengine.models.spec import DecoderSpec
 from pyengine.models.weights import choose_types, plan_weights
-from pyengine.native import Arena, DType, Memory, Queue, choose_device, ops
+from pyengine.native import (
+    Arena,
+    DeviceArray,
+    DType,
+    Memory,
+    Queue,
+    choose_device,
+    ops,
+    stream_handle,
+)
 from pyengine.native.memory import Array
 
 _log = logging.getLogger("pyengine")
@@ -219,7 +228,7 @@ class Engine:
             CPU always does).
         keep: weight roles kept in dtype when matrices are q8_0, e.g. ("lm_head",).
         q8_activations: False keeps the activations of q8_0 matmuls in f32: slower, exacter.
-        stream: a HIP or CUDA stream to run on (an integer or an object that converts to one).
+        stream: a HIP or CUDA stream to run on: its address, or a stream of hip-python or PyTorch.
         chunk_rows: token rows of a step, at most; None: a default of the device.
         record: False runs every step immediate instead of replaying recorded programs.
         progress: called with (bytes done, bytes in all) while weights load.
@@ -274,7 +283,7 @@ class Engine:
                 request,
                 weights=weights,
                 keep=tuple(keep),
-                stream=0 if stream is None else int(stream),
+                stream=stream_handle(stream),
                 record=record,
                 q8_activations=q8_activations,
                 progress=progress,
@@ -417,6 +426,21 @@ class Engine:
         sequences = [Sequence(self._check_ids(ids), None) for ids in batch]
         self._run_all(sequences)
         return [np.concatenate(s.logits) for s in sequences]
+
+    def logits_device(self, token_ids: Items[int]) -> DeviceArray:
+        """Logits after the last token, where they lie on the device: float32 (vocab_size).
+
+        Not a copy: valid until the engine computes anything else, in whatever thread, or is closed.
+        """
+        sequence = Sequence(self._check_ids(token_ids), SamplingParams(max_new_tokens=1))
+        with self._exclusive():
+            self._run_all([sequence])
+            if sequence.logit_row < 0:  # nothing was computed: there is no room for a next token
+                raise RequestError(
+                    f"{len(token_ids)} tokens fill the context of {self.max_context} (max_context)"
+                )
+            row = self._runner.buffers.logits.rows(sequence.logit_row, sequence.logit_row + 1)
+            return DeviceArray(row.reshape(self.config.vocab_size), self.device.index)
 
     # ---- driving the scheduler ------------------------------------------------------------------
 

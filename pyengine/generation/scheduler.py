@@ -61,6 +61,7 @@ class Sequence:
     seed: int = 0
     fresh: deque[Token] = field(default_factory=deque)  # generated and not yet taken by the reader
     logits: list[Array] = field(default_factory=list)
+    logit_row: int = -1  # where its last token's logits lie on the device, until the next step
     finish_reason: str = ""  # "stop" (end-of-text), "length", "abort"; empty while running
     error: EngineError | None = None
 
@@ -303,6 +304,7 @@ class Scheduler:
                 if sequence.computed == len(sequence.tokens):
                     self.finish(sequence, "stop")
             else:
+                sequence.logit_row = logit_row
                 self._accept(sequence, sequence.params, int(picked[logit_row]), logit_row)
 
     def _row_is_bad(

@@ -2,6 +2,7 @@
 
 from pyengine.native import ops
 from pyengine.native.bindings import Activation, DType, Memory, Replay
+from pyengine.native.interop import DeviceArray, stream_handle
 from pyengine.native.library import Device, Library, choose_device, library_path, load_library
 from pyengine.native.memory import Arena, Buffer, Program, Queue, Stopwatch
 
@@ -11,6 +12,7 @@ __all__ = [
     "Buffer",
     "DType",
     "Device",
+    "DeviceArray",
     "Library",
     "Memory",
     "Program",
@@ -21,4 +23,5 @@ __all__ = [
     "library_path",
     "load_library",
     "ops",
+    "stream_handle",
 ]

@@ -124,6 +124,76 @@ def text_cell(size: int) -> Any:
     return ctypes.create_string_buffer(size)
 
 
+class _DLTensor(ctypes.Structure):
+    """DLTensor of dlpack.h, version 0.8."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("ndim", c_int32),
+        ("type_code", c_uint8),
+        ("type_bits", c_uint8),
+        ("type_lanes", ctypes.c_uint16),
+        ("shape", c_void_p),
+        ("strides", c_void_p),  # null: row-major without gaps
+        ("byte_offset", c_uint64),
+    ]
+
+
+class _DLManagedTensor(ctypes.Structure):
+    """DLManagedTensor of dlpack.h, version 0.8."""
+
+    _fields_ = [("tensor", _DLTensor), ("manager_context", c_void_p), ("deleter", c_void_p)]
+
+
+_FLOAT_CODE = 2  # kDLFloat
+_CAPSULE_NAME = b"dltensor"
+# Address of a managed tensor that somebody holds -> what it needs to stay alive.
+_lent: dict[int, tuple[Any, ...]] = {}
+
+
+def _take_back(managed: int) -> None:
+    """The deleter, called by whoever took the tensor out of its capsule."""
+    _lent.pop(managed, None)
+
+
+def _drop_capsule(capsule: int) -> None:
+    """The capsule's end; its name is another one if its tensor was taken out."""
+    if _capsule_is_valid(capsule, _CAPSULE_NAME):
+        _lent.pop(_capsule_pointer(capsule, _CAPSULE_NAME), None)
+
+
+_deleter: Any = CFUNCTYPE(None, c_void_p)(_take_back)
+_destructor: Any = ctypes.PYFUNCTYPE(None, c_void_p)(_drop_capsule)
+_new_capsule: Any = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_char_p, c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+_capsule_is_valid: Any = ctypes.PYFUNCTYPE(c_int32, c_void_p, c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_capsule_pointer: Any = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def dlpack_capsule(
+    pointer: int, shape: tuple[int, ...], device: tuple[int, int], owner: object
+) -> Any:
+    """A "dltensor" capsule of contiguous float32 memory, which keeps `owner` alive.
+
+    device: (type, number) as dlpack.h has them.
+    """
+    sizes = (c_int64 * len(shape))(*shape)
+    tensor = _DLTensor(
+        pointer, *device, len(shape), _FLOAT_CODE, 32, 1, ctypes.addressof(sizes), None, 0
+    )
+    managed = _DLManagedTensor(tensor, None, ctypes.cast(_deleter, c_void_p))
+    place = ctypes.addressof(managed)
+    _lent[place] = (managed, sizes, owner)
+    return _new_capsule(place, _CAPSULE_NAME, ctypes.cast(_destructor, c_void_p))
+
+
 class Functions:
     """Every function of the header, bound to one loaded build; a failed status raises.
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pyengine import Completion, Engine
-from pyengine.errors import OutOfMemory, RequestError
+from pyengine.errors import InvalidArgument, OutOfMemory, RequestError
 from pyengine.native import load_library
 
 IDS = [(37 * i * i + 11 * i + 3) % 2040 + 4 for i in range(150)]
@@ -259,3 +259,35 @@ def test_an_engine_that_is_dropped_warns(checkpoints: dict[str, Path]) -> None:
     with pytest.warns(ResourceWarning, match="Engine was not closed"):
         engine.__del__()
     engine.close()
+
+
+def test_logits_are_handed_out_where_they_lie(demo: Engine) -> None:
+    want = demo.logits(IDS)[-1]
+    array = demo.logits_device(IDS)
+    assert array.device == ("cpu", 0) and array.shape == (demo.config.vocab_size,)
+    assert (np.from_dlpack(array) == want).all() and (np.asarray(array) == want).all()
+    assert np.from_dlpack(array).ctypes.data == array.pointer  # no copy
+
+
+def test_logits_are_handed_out_of_a_step_that_others_share(demo: Engine) -> None:
+    want = demo.logits(IDS[:9])[-1]
+    stream = demo.stream(IDS[20:40], max_new_tokens=8, ignore_eos=True)
+    next(stream)  # now decoding; its row comes before those of a new prompt
+    assert (np.asarray(demo.logits_device(IDS[:9])) == want).all()
+    stream.close()
+
+
+def test_device_logits_of_a_full_context_are_refused(checkpoints: dict[str, Path]) -> None:
+    with Engine(checkpoints["stablelm2"], device="cpu", max_context=32) as engine:
+        engine.logits_device(IDS[:31])
+        with pytest.raises(RequestError, match="32 tokens fill the context of 32"):
+            engine.logits_device(IDS[:32])
+
+
+def test_a_stream_on_the_cpu_is_refused_and_what_is_no_stream_too(
+    checkpoints: dict[str, Path],
+) -> None:
+    with pytest.raises(InvalidArgument, match="the CPU has no streams"):
+        Engine(checkpoints["stablelm2"], device="cpu", stream=4096)
+    with pytest.raises(RequestError, match="stream='main'"):
+        Engine(checkpoints["stablelm2"], device="cpu", stream="main")

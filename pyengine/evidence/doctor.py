@@ -88,6 +88,22 @@ class NodeFacts:
 
 
 @dataclass(frozen=True)
+class HipProperties:
+    """One device as hip-python describes it: what a kernel's author asks about."""
+
+    name: str
+    arch: str
+    pci: str
+    compute_units: int
+    wave_size: int
+    memory_bytes: int
+    l2_bytes: int
+    bus_bits: int
+    clock_mhz: int
+    memory_clock_mhz: int
+
+
+@dataclass(frozen=True)
 class Doctor:
     """Everything `pyengine doctor` prints.
 
@@ -97,6 +113,7 @@ class Doctor:
         cpu_path: the instruction-set path in use. threads: that a queue would use.
         memory_free_bytes, memory_total_bytes: what this process may use.
         amd_gpus: PCI addresses of AMD display devices.
+        hip_devices: what hip-python says of each; none where it is not installed.
         auto_device: what device="auto" takes, with its notice.
         linkage: what the audit of the installed libraries says.
     """
@@ -112,6 +129,7 @@ class Doctor:
     libraries: tuple[LibraryFacts, ...]
     nodes: tuple[NodeFacts, ...]
     amd_gpus: tuple[str, ...]
+    hip_devices: tuple[HipProperties, ...]
     auto_device: str
     auto_notice: str
     linkage: str
@@ -170,6 +188,7 @@ def examine(places: Places | None = None) -> Doctor:
         libraries=libraries,
         nodes=nodes,
         amd_gpus=amd_gpus,
+        hip_devices=tuple(_hip_devices()),
         auto_device=auto_device,
         auto_notice=auto_notice,
         linkage=_LINKAGE[linkage],
@@ -244,6 +263,38 @@ def _amd_gpus(pci: Path) -> Iterator[str]:
             continue
         if vendor == _AMD_VENDOR and kind.startswith("0x03"):
             yield device.name
+
+
+def _hip_devices() -> Iterator[HipProperties]:
+    """Of every device that hip-python sees; nothing if it, or the runtime it opens, is absent."""
+    try:
+        from hip import hip
+
+        status, count = hip.hipGetDeviceCount()
+    except Exception:  # whatever its loader meets
+        return
+    if status != hip.hipError_t.hipSuccess:
+        return
+    for index in range(count):
+        found = hip.hipDeviceProp_t()
+        if hip.hipGetDeviceProperties(found, index)[0] != hip.hipError_t.hipSuccess:
+            continue
+        yield HipProperties(
+            name=_text(found.name),
+            arch=_text(found.gcnArchName),
+            pci=f"{found.pciDomainID:04x}:{found.pciBusID:02x}:{found.pciDeviceID:02x}.0",
+            compute_units=int(found.multiProcessorCount),
+            wave_size=int(found.warpSize),
+            memory_bytes=int(found.totalGlobalMem),
+            l2_bytes=int(found.l2CacheSize),
+            bus_bits=int(found.memoryBusWidth),
+            clock_mhz=int(found.clockRate) // 1000,
+            memory_clock_mhz=int(found.memoryClockRate) // 1000,
+        )
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _node_facts(places: Places) -> Iterator[NodeFacts]:
@@ -372,6 +423,15 @@ def _lines(facts: Doctor) -> Iterator[str]:
             memory = f"{_gib(device.free_bytes)} free of {_gib(device.total_bytes)}"
             state = memory if device.usable else f"not usable: {device.reason}"
             yield f"          {device.index}: {device.name} ({device.arch}): {state}"
+    for number, hip in enumerate(facts.hip_devices):
+        yield (
+            f"hip:{number:<5} {hip.name} ({hip.arch}) at {hip.pci}: {hip.compute_units} units of "
+            f"{hip.wave_size} lanes, {hip.clock_mhz} MHz"
+        )
+        yield (
+            f"          {_gib(hip.memory_bytes)} at {hip.bus_bits} bits and {hip.memory_clock_mhz} "
+            f"MHz, {hip.l2_bytes / 2**20:.1f} MiB of L2"
+        )
     for node in facts.nodes:
         state = f"{node.mode} {node.group}" if node.exists else "absent"
         yield f"node      {node.path}: {state}{', may be opened' if node.accessible else ''}"

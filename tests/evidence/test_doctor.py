@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,47 @@ def test_a_library_that_does_not_load_is_said(
     assert not facts.healthy
     assert problems(facts).count("cannot load") == 1
     assert f"unset OKERNEL_LIB={broken}" in problems(facts)
+
+
+class FakeHip:
+    """As much of hip-python as doctor asks; the second device does not answer."""
+
+    class hipError_t:
+        hipSuccess, hipErrorNoDevice = 0, 100
+
+    class hipDeviceProp_t:
+        name = gcnArchName = b""
+        pciDomainID = pciBusID = pciDeviceID = multiProcessorCount = warpSize = totalGlobalMem = 0
+        l2CacheSize = memoryBusWidth = clockRate = memoryClockRate = 0
+
+    def __init__(self, count: int, status: int = 0) -> None:
+        self.count, self.status = count, status
+
+    def hipGetDeviceCount(self) -> tuple[int, int]:
+        return self.status, self.count
+
+    def hipGetDeviceProperties(self, found: FakeHip.hipDeviceProp_t, index: int) -> tuple[int]:
+        if index:
+            return (101,)
+        found.name, found.gcnArchName, found.pciBusID = b"Radeon", b"gfx1030", 3
+        found.multiProcessorCount, found.warpSize, found.clockRate = 40, 32, 2_250_000
+        found.totalGlobalMem, found.memoryBusWidth, found.memoryClockRate = 2**34, 256, 1_000_000
+        return (0,)
+
+
+@pytest.mark.parametrize(
+    ("hip", "seen"),
+    [(FakeHip(2), 1), (FakeHip(0), 0), (FakeHip(3, status=100), 0), (None, 0)],
+    ids=["one answers", "no device", "no runtime", "not installed"],
+)
+def test_hip_python_describes_the_devices_where_it_can(
+    monkeypatch: pytest.MonkeyPatch, hip: FakeHip | None, seen: int
+) -> None:
+    package = types.SimpleNamespace(hip=hip) if hip else None  # None: importing it fails
+    monkeypatch.setitem(sys.modules, "hip", package)
+    found = tuple(doctor._hip_devices())
+    assert len(found) == seen
+    if seen:
+        facts = dataclasses.replace(examine(), hip_devices=found)
+        assert "Radeon (gfx1030) at 0000:03:00.0: 40 units of 32 lanes, 2250 MHz" in facts.to_text()
+        assert facts.to_json()["hip_devices"][0]["memory_bytes"] == 2**34

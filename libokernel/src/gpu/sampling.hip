@@ -240,7 +240,8 @@ ok_status ok_sample(ok_queue *queue, int32_t *ids, float *logprobs, const float 
                     int64_t rows, int64_t vocab) {
     if (ok_status status = ok::check_sample(__func__, queue, ids, logits, floats, ints, slots, rows, vocab)) return status;
     if (rows == 0) return OK_SUCCESS;
-    return LAUNCH(queue, sample_kernel, {rows}, ok::kSampleThreads, ids, logprobs, logits, floats, ints, counts, bias,
+    const int32_t threads = vocab <= 64 ? 64 : vocab <= 4096 ? 256 : ok::kSampleThreads;
+    return LAUNCH(queue, sample_kernel, {rows}, threads, ids, logprobs, logits, floats, ints, counts, bias,
                   active, slots, rows, vocab);
 }
 

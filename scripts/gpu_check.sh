@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Builds the CUDA library on a machine with an NVIDIA GPU and checks it there: the operations' tests, compute-sanitizer's
+# memcheck and racecheck over a part of them, parity of every checkpoint, and the benchmarks.
+# Usage: scripts/gpu_check.sh LOGS [step...]; steps: build tests memcheck racecheck parity bench (all of them by default).
+# LOGS gets one log a step and summary.txt; the exit status is 1 if a step failed. Needs nvcc, cmake, and a Python with numpy,
+# pytest, safetensors, tokenizers, gguf and typer ($PYTHON, python3 by default; extra packages through PYTHONPATH).
+set -uo pipefail
+cd "$(dirname "$0")/.."
+logs=${1:?usage: scripts/gpu_check.sh LOGS [step...]}
+shift
+steps=("$@")
+[ ${#steps[@]} -gt 0 ] || steps=(build tests memcheck racecheck parity bench)
+mkdir -p "$logs"
+logs=$(cd "$logs" && pwd)
+python=${PYTHON:-python3}
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONDONTWRITEBYTECODE=1
+failed=0
+
+# Awkward sizes of every operation, few enough to run under a sanitizer.
+reduced='cuda and (norm or rope or embedding or elementwise or kv_cache or matmul or attention or sampling) and not among and
+    not draws and not allocate and not int8_products and not reference and not refused'
+
+pytest_cuda() { "$python" -m pytest tests/libokernel -q -p no:cacheprovider --durations=10 "$@"; }
+
+build() {
+    cmake -S libokernel -B build/gpu_check -DOKERNEL_BACKENDS='cpu;cuda' -DCMAKE_BUILD_TYPE=Release &&
+        cmake --build build/gpu_check --parallel "$(nproc)" &&
+        cmake --install build/gpu_check --prefix . && ls -l pyengine/native/*.so
+}
+tests() { pytest_cuda -k cuda; }
+sanitizer() {
+    local tool=$1
+    shift
+    compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 9 "$@" \
+        "$python" -m pytest tests/libokernel -q -x -p no:cacheprovider -k "${reduced//$'\n'/ }"
+}
+memcheck() { sanitizer memcheck --leak-check no; }
+racecheck() { sanitizer racecheck; }
+parity() {
+    "$python" -m pyengine parity --suite tests/checkpoints --reference tests/golden --device cuda \
+        --dtype f32 --dtype f16 --dtype bf16 --report "$logs/parity"
+}
+bench() {
+    "$python" scripts/bench_gpu.py --dtype f16 --checkpoint build/synthetic --json "$logs/bench_f16.json" &&
+        "$python" scripts/bench_gpu.py --dtype bf16 --model none --json "$logs/bench_bf16.json" &&
+        "$python" scripts/bench_gpu.py --dtype f32 --model none --json "$logs/bench_f32.json" &&
+        "$python" scripts/bench_gpu.py --dtype q8_0 --checkpoint build/synthetic --json "$logs/bench_q8_0.json"
+}
+
+: > "$logs/summary.txt"
+for step in "${steps[@]}"; do
+    begin=$SECONDS
+    if timeout "${STEP_SECONDS:-540}" bash -c "$(declare -f); $(declare -p python logs reduced); $step" > "$logs/$step.log" 2>&1
+    then state=ok; else state="FAILED ($?)"; failed=1; fi
+    printf '%-10s %-12s %4d s\n' "$step" "$state" $((SECONDS - begin)) | tee -a "$logs/summary.txt"
+    tail -n "$([ "$step" = bench ] && echo 80 || echo 12)" "$logs/$step.log"
+done
+cat "$logs/summary.txt"
+exit $failed

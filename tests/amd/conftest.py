@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.amd import rdna2, toolchain
+from pyengine.native import Library
+from tests.amd import library_code, rdna2, toolchain
 from tests.amd.code_objects import CodeObject, load_code_object
 from tests.amd.standin_library import SampleLibrary
 
@@ -78,3 +79,16 @@ def standin_samples(
     yield build
     for library in used:
         library.set_bug(0)
+
+
+@pytest.fixture(scope="session")
+def standin_library() -> Callable[[int], Library]:
+    """standin_library(wave): libokernel itself with its kernels in the stand-in."""
+    if reason := library_code.missing_build_tools():
+        pytest.skip(reason)
+
+    @functools.cache
+    def load(wave: int) -> Library:
+        return Library(library_code.standin_library(wave))
+
+    return load

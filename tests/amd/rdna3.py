@@ -42,6 +42,7 @@ BASE_ADDRESS = 0x5_0000_0000  # above 4 GiB: a 32-bit address is out of bounds
 SHARED_BASE = 235  # operand: where the LDS appears among flat addresses
 SHARED_APERTURE = 0x1_0000 << 32
 STEP_LIMIT = 20_000_000
+CODE_END = 0xBF9F0000  # s_code_end, which follows every kernel
 
 Step = Callable[["Wave"], "int | None"]
 Read = Callable[["Wave"], Array]
@@ -275,8 +276,11 @@ class Machine:
         block: Sequence[int],
         arguments: Sequence[Any],
         dynamic_lds: int = 0,
+        groups: Sequence[int] | None = None,
     ) -> Counts:
         """Runs a kernel over grid workgroups of block work-items.
+
+        groups: numbers of the workgroups to run, x fastest; None: all.
 
         arguments: for pointers numpy arrays (device memory with exactly their bytes, copied back after the run), Pointers
         into them, or None for null; for the rest numpy scalars of the parameters' exact types, or bytes. Raises Trap and
@@ -293,14 +297,11 @@ class Machine:
         self.counts = Counts()
         self.executed: Counter[int] = Counter()
         self.scratch_bytes = descriptor.scratch_bytes
-        number = 0
         with np.errstate(all="ignore"):
-            for z in range(grid[2]):
-                for y in range(grid[1]):
-                    for x in range(grid[0]):
-                        group = Workgroup(number, descriptor.lds_bytes + dynamic_lds)
-                        self._run_group(group, descriptor, block, (x, y, z), kernarg, dispatch)
-                        number += 1
+            for number in range(grid[0] * grid[1] * grid[2]) if groups is None else groups:
+                ids = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
+                group = Workgroup(number, descriptor.lds_bytes + dynamic_lds)
+                self._run_group(group, descriptor, block, ids, kernarg, dispatch)
         for array, at in buffers:
             array[...] = memory.bytes[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
         for pc, count in self.executed.items():
@@ -418,6 +419,19 @@ class Machine:
             if wave.done:
                 return
         raise Trap(f"{STEP_LIMIT} instructions without a barrier or an end (wave {wave.number})")
+
+    def unknown_instructions(self) -> list[str]:
+        """Instructions of all kernels that could not be executed, whether or not a launch gets to them."""
+        unknown = set()
+        for kernel in self.code.kernels:
+            pc = self.code.descriptor(kernel).entry
+            while int.from_bytes(self.code.image[pc : pc + 4], "little") != CODE_END:
+                try:
+                    _, _, pc = self._decode(pc)
+                except NotImplementedError as reason:
+                    unknown.add(f"{kernel}: {reason}")
+                    break
+        return sorted(unknown)
 
     # ---- decoding --------------------------------------------------------------------------------------------------
 

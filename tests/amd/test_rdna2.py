@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
 pytest.importorskip("tinygrad.renderer.amd", reason="tinygrad (the instruction decoder) is not installed")
 
-from tests.amd import rdna2, sample_cases  # noqa: E402
+from pyengine.native import Library  # noqa: E402
+from tests.amd import library_code, op_cases, operations, rdna2, sample_cases, toolchain  # noqa: E402
 from tests.amd.code_objects import CodeObject  # noqa: E402
 from tests.amd.rdna3 import Machine, Trap  # noqa: E402
 
@@ -84,3 +86,21 @@ def test_a_byte_dot_product_is_told_that_both_sides_are_signed() -> None:
     assert _instructions("\tv_dot4c_i32_i8 v5, v1, v2") == [
         "v_dot4_i32_iu8 v5, v1, v2, v5 neg_lo:[1,1,0]"
     ]
+
+
+@pytest.fixture(scope="module")
+def library_machine(device_tools: None) -> Machine:
+    """The executor with every kernel of the library, as compiled for gfx1030."""
+    return Machine(library_code.kernel_code_rdna2())
+
+
+@pytest.mark.parametrize("case", op_cases.QUICK_RDNA2 if not toolchain.full_set() else op_cases.CASES)
+def test_operations_agree_with_float64_and_do_no_more_work_than_recorded(
+    standin_library: Callable[[int], Library], library_machine: Machine, case: str
+) -> None:
+    counts = operations.run_as_machine_code(standin_library(32), library_machine, case)
+    record = json.loads(operations.RECORD.read_text())
+    if record["compiler"] != operations.compiler():
+        pytest.skip(f"counts were recorded with clang {record['compiler']}")
+    grown = operations.growth(counts, record["gfx1030"].get(case, {}))
+    assert not grown, f"{'; '.join(grown)} (if that is meant: python -m tests.amd.operations)"

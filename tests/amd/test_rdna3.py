@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 
 pytest.importorskip("tinygrad.renderer.amd", reason="tinygrad (the instruction decoder) is not installed")
 
-from tests.amd import sample_cases  # noqa: E402
+from pyengine.native import Library  # noqa: E402
+from tests.amd import library_code, op_cases, operations, sample_cases, toolchain  # noqa: E402
 from tests.amd.code_objects import CodeObject  # noqa: E402
-from tests.amd.rdna3 import Machine, Trap  # noqa: E402
+from tests.amd.rdna3 import Counts, Machine, Trap  # noqa: E402
 
 Code = Callable[..., CodeObject]
 
@@ -94,3 +96,47 @@ def test_an_unknown_instruction_is_an_error_and_not_a_guess(sample_code: Code) -
         Machine(type(code)(**{**vars(code), "image": broken})).launch(
             "philox", (1,), (32,), [np.zeros(32, np.uint32), np.uint64(0), np.int32(32)]
         )
+
+
+# ---- the library's own kernels -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def library_machine(device_tools: None) -> Machine:
+    """The executor with every kernel of the library."""
+    return Machine(library_code.kernel_code("gfx1100"))
+
+
+@pytest.mark.parametrize("case", op_cases.QUICK if not toolchain.full_set() else op_cases.CASES)
+def test_operations_agree_with_float64_and_do_no_more_work_than_recorded(
+    standin_library: Callable[[int], Library], library_machine: Machine, case: str
+) -> None:
+    counts = operations.run_as_machine_code(standin_library(32), library_machine, case)
+    record = json.loads(operations.RECORD.read_text())
+    if record["compiler"] != operations.compiler():
+        pytest.skip(f"counts were recorded with clang {record['compiler']}")
+    grown = operations.growth(counts, record["gfx1100"].get(case, {}))
+    assert not grown, f"{'; '.join(grown)} (if that is meant: python -m tests.amd.operations)"
+
+
+def test_growth_beyond_two_percent_is_named() -> None:
+    counts = Counts()
+    counts.instructions["V_ADD_F32"] = 1021
+    counts.bytes["global_load"] = 102
+    assert operations.growth(counts, {"instructions": 1000, "global_load": 100}) == [
+        "instructions: 1021, recorded 1000"
+    ]
+
+
+def test_every_kernel_of_the_library_is_reached_by_a_case(
+    standin_library: Callable[[int], Library], library_machine: Machine
+) -> None:
+    reached = {"probe_step_kernel"}  # the graph's self-test: no operation launches it
+    for case in op_cases.CASES:
+        with operations.ran(standin_library(32), case) as (bench, _):
+            reached |= {launch.kernel for launch in bench.launches}
+    assert set(library_machine.code.kernels) == reached
+
+
+def test_the_executor_knows_every_instruction_of_the_library(library_machine: Machine) -> None:
+    assert library_machine.unknown_instructions() == []

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.amd import sample_cases
+from pyengine.errors import DeviceError
+from pyengine.native import Library
+from tests.amd import op_cases, operations, sample_cases, toolchain
 from tests.amd.standin_library import KernelFault, SampleLibrary
 
 Samples = Callable[[int, str], SampleLibrary]
@@ -107,3 +109,50 @@ def test_a_launch_that_no_card_takes_is_refused(
     x = np.zeros(4, np.float32)
     with pytest.raises(KernelFault, match="cannot be launched"):
         library.launch("scale_add", grid, block, [x, x, np.float32(1), np.int32(4)])
+
+
+def _quick(case: str) -> bool:
+    """The widest matmul takes seconds: one type is enough for a quick run."""
+    return toolchain.full_set() or not case.startswith("matmul-wide-") or case.endswith("-f16")
+
+
+@pytest.mark.parametrize("case", [case for case in op_cases.CASES if _quick(case)])
+@pytest.mark.parametrize("wave", [32, 64])
+def test_operations_agree_with_float64(
+    standin_library: Callable[[int], Library], wave: int, case: str
+) -> None:
+    with operations.ran(standin_library(wave), case) as (_, outputs):
+        for output in outputs:
+            output.check(op_cases.read_memory)
+
+
+RACY = ["rms_norm", "layer_norm", "matmul-tiled-f16", "attention-split-f16", "attention-tile64-f16"]
+RACY += ["matmul-vector_one-q8_0", "sample-filtered", "count_nonfinite", "quantize_q8_0"]
+
+
+@pytest.mark.parametrize("case", list(op_cases.CASES) if toolchain.full_set() else RACY)
+@pytest.mark.parametrize("wave", [32, 64])
+def test_operations_do_not_depend_on_the_order_of_lanes(
+    standin_library: Callable[[int], Library],
+    monkeypatch: pytest.MonkeyPatch,
+    wave: int,
+    case: str,
+) -> None:
+    results = []
+    for order in ("forward", "reverse"):
+        monkeypatch.setenv("STANDIN_ORDER", order)
+        with operations.ran(standin_library(wave), case) as (_, outputs):
+            results.append(
+                [op_cases.read_memory(o.buffer.ptr, o.buffer.nbytes) for o in outputs]
+            )
+    assert results[0] == results[1]
+
+
+def test_a_fault_in_a_kernel_is_a_device_error_with_the_place(
+    standin_library: Callable[[int], Library],
+) -> None:
+    library = standin_library(32)
+    with operations.ran(library, "rms_norm") as (bench, _), pytest.raises(DeviceError, match="out-of-bounds"):
+        near_null = 64
+        library.c.ok_activate(bench.queue.handle, near_null, near_null, 0, 16)
+        bench.queue.sync()

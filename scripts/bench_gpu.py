@@ -106,7 +106,8 @@ def torch_matmul_seconds(dtype: str, rows: int, out: int, inner: int) -> float |
     weights = [(0.02 * torch.randn(out, inner, device="cuda")).to(kind) for _ in range(copies)]
     times = []
     for _ in range(10):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         begin.record()
         for weight in weights:
             x @ weight.T
@@ -115,7 +116,7 @@ def torch_matmul_seconds(dtype: str, rows: int, out: int, inner: int) -> float |
         times.append(begin.elapsed_time(end) / copies / 1e3)
     del x, weights
     torch.cuda.empty_cache()
-    return statistics.median(times[1:])
+    return float(statistics.median(times[1:]))
 
 
 def bench_model(backend: str, dtype: str, model: str, folder: Path) -> dict[str, Any]:
@@ -147,7 +148,8 @@ def main() -> int:
         print(f"bench_gpu: {error}", file=sys.stderr)
         return 2
 
-    dtype, figures = DTYPES[arguments.dtype], {}
+    dtype = DTYPES[arguments.dtype]
+    figures: dict[str, Any] = {}
     name, arch = library.device_name()
     bandwidth = read_bandwidth(library)
     print(f"{name} ({arch}), {library.build_info}\nread: {bandwidth / 1e12:.3f} TB/s")

@@ -136,7 +136,8 @@ int look_at_loaded(dl_phdr_info *info, size_t, void *context) {
 
 void collect_folders(Search &search) {
     dl_iterate_phdr(look_at_loaded, &search);
-    if (const char *only = getenv("OKERNEL_HIP_SEARCH")) {  // tests: nothing but these folders
+    const char *only = getenv("OKERNEL_HIP_SEARCH");
+    if (only && *only) {  // tests: nothing but these folders
         search.count = 0;
         search.loader = false;
         search.loaded[0] = 0;

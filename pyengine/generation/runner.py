@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
-from pyengine.errors import EngineError, NonFiniteError
+from pyengine.errors import EngineError, NonFiniteError, Unsupported
 from pyengine.generation.scheduler import Sequence
 from pyengine.generation.step import StepBuffers
 from pyengine.models.decoder import Decoder
-from pyengine.native import Arena, Buffer, DType, Program, Queue, ops
+from pyengine.native import Arena, Buffer, DType, Program, Queue, Replay, ops
 
 
 def program_rows(rows: int, largest: int) -> int:
@@ -71,6 +73,10 @@ class StepRunner:
         if key not in self._programs:
             with self._queue.record() as program:
                 self._issue(rows, logits=logits)
+            if self._queue.library.backend != "cpu":
+                # The library says no where graphs are off or fail its self-test: then it loops.
+                with contextlib.suppress(Unsupported):
+                    program.set_replay(Replay.GRAPH)
             self._programs[key] = program
         return self._programs[key]
 

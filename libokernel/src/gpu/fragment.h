@@ -181,6 +181,17 @@ DEVICE void load_tiles(uint32_t *to, const void *row) {
                  : "memory");
 }
 
+// Sixteen bytes from global memory to LDS without passing a register; they count as one group with all since the last fence.
+DEVICE void copy_async(void *to, const void *from) {
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+DEVICE void close_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kOpen>
+DEVICE void wait_copy_groups() {  // until at most kOpen of this thread's groups are under way
+    asm volatile("cp.async.wait_group %0;" ::"n"(kOpen) : "memory");
+}
+
 template <class T>
 struct UnitFragment {
     static constexpr int K = 16, kUnroll = 2;

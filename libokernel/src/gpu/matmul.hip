@@ -17,7 +17,7 @@ constexpr int64_t kVectorRows = 16;   // most rows for which W is walked as vect
 constexpr int kVectorOutputs = 16;    // of a block of kBlock threads
 constexpr int kWaveOutputs = 2;       // that a wave computes side by side
 constexpr int64_t kNarrowRows = 64;   // most rows for tiles of 64 x 64
-constexpr int64_t kEnoughTiles = 96;  // of 128 x 128, to keep a large card busy
+constexpr int64_t kEnoughTiles = 64;  // of 128 x 128, to keep a large card busy
 
 // ---- few rows ----------------------------------------------------------------------------------------------------------
 
@@ -32,10 +32,12 @@ DEVICE void load_input(float *to, const float *x, int64_t k, int64_t in) {
             for (int j = 0; j < 4; ++j) to[i + j] = widen(narrow<T>(chunk.value[j]));
         }
     } else {
-        // Past the row its last value again: the weights there are zeros.
         const int last = in - k < N ? static_cast<int>(in - k) - 1 : N - 1;
 #pragma unroll
-        for (int i = 0; i < N; ++i) to[i] = widen(narrow<T>(x[k + (i < last ? i : last)]));
+        for (int i = 0; i < N; ++i) {
+            const float value = widen(narrow<T>(x[k + (i < last ? i : last)]));
+            to[i] = i <= last ? value : 0.0f;  // a q8_0 block may hold anything past the row
+        }
     }
 }
 
@@ -174,6 +176,26 @@ struct Stage {
     }
 };
 
+// A wave's sums, with bias and residual, to y.
+template <class Unit, int kDown, int kAcross>
+DEVICE void write_tile(float *y, const typename Unit::Sum (&sum)[kDown][kAcross], const float *bias, const float *residual,
+                       int64_t first_row, int64_t first_out, int64_t rows, int64_t out) {
+#pragma unroll
+    for (int m = 0; m < kDown; ++m)
+#pragma unroll
+        for (int n = 0; n < kAcross; ++n)
+#pragma unroll
+            for (int i = 0; i < Unit::Sum::kSize; ++i) {
+                const int64_t row = first_row + m * 16 + Unit::row(i);
+                const int64_t output = first_out + n * 16 + Unit::column(i);
+                if (row >= rows || output >= out) continue;
+                float value = sum[m][n].value[i];
+                if (bias) value += bias[output];
+                if (residual) value += residual[row * out + output];
+                y[row * out + output] = value;
+            }
+}
+
 template <class Weights, class Input, int kRows, int kOutputs>
 DEVICE void matmul_tile(float *y, const void *x, const void *packed, const float *bias, const float *residual,
                         const int32_t *active, int64_t rows, int64_t out, int64_t in) {
@@ -231,21 +253,86 @@ DEVICE void matmul_tile(float *y, const void *x, const void *packed, const float
         __syncthreads();
     }
 
-#pragma unroll
-    for (int m = 0; m < kDown; ++m)
-#pragma unroll
-        for (int n = 0; n < kAcross; ++n)
-#pragma unroll
-            for (int i = 0; i < Unit::Sum::kSize; ++i) {
-                const int64_t row = first_row + wave_row + m * 16 + Unit::row(i);
-                const int64_t output = first_out + wave_out + n * 16 + Unit::column(i);
-                if (row >= rows || output >= out) continue;
-                float value = sum[m][n].value[i];
-                if (bias) value += bias[output];
-                if (residual) value += residual[row * out + output];
-                y[row * out + output] = value;
-            }
+    write_tile<Unit>(y, sum, bias, residual, first_row + wave_row, first_out + wave_out, rows, out);
 }
+
+#if defined(__CUDACC__)
+// The same tile where both operands lie in memory as the unit takes them: copied straight to LDS, two steps ahead, in a
+// ring of three. Rows of a tile are 64 bytes; chunk c of row r stands at c ^ (r / 2 % 4), so that neither copies nor
+// ldmatrix meet in a bank.
+template <class T, int kRows, int kOutputs>
+DEVICE void matmul_pipeline(float *y, const T *x, const void *packed, const float *bias, const float *residual,
+                            const int32_t *active, int64_t rows, int64_t out, int64_t in) {
+    using Unit = Fragment<T>;
+    constexpr int kStep = 32, kChunk = 8, kRing = 3;
+    constexpr int kWavesDown = 2, kWavesAcross = kBlock / kWave / kWavesDown;
+    constexpr int kDown = kRows / 16 / kWavesDown, kAcross = kOutputs / 16 / kWavesAcross;
+    constexpr int kLeftParts = kRows * 4 / kBlock, kRightParts = kOutputs * 4 / kBlock;
+    alignas(128) __shared__ T left_tile[kRing][kRows * kStep];
+    alignas(128) __shared__ T right_tile[kRing][kOutputs * kStep];
+
+    const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kRows;
+    const int64_t first_out = static_cast<int64_t>(blockIdx.y) * kOutputs;
+    const int64_t depth = padded_cols(in);
+    const int steps = static_cast<int>(depth / kStep);
+    rows = active_rows(active, rows);
+    if (first_row >= rows) return;
+    const auto place = [](int row, int chunk) { return row * kStep + (chunk ^ (row / 2 % 4)) * kChunk; };
+
+    const int part_row = threadIdx.x / 4, part_chunk = threadIdx.x % 4;
+    const T *left_from[kLeftParts], *right_from[kRightParts];
+#pragma unroll
+    for (int i = 0; i < kLeftParts; ++i) {
+        const int64_t row = first_row + part_row + i * (kBlock / 4);
+        left_from[i] = x + (row < rows ? row : rows - 1) * depth + part_chunk * kChunk;
+    }
+#pragma unroll
+    for (int i = 0; i < kRightParts; ++i) {
+        const int64_t row = first_out + part_row + i * (kBlock / 4);
+        right_from[i] = static_cast<const T *>(packed) + (row < out ? row : out - 1) * depth + part_chunk * kChunk;
+    }
+    const auto start = [&](int step) {
+        if (step < steps) {
+            const int slot = step % kRing;
+#pragma unroll
+            for (int i = 0; i < kLeftParts; ++i)
+                copy_async(left_tile[slot] + place(part_row + i * (kBlock / 4), part_chunk), left_from[i] + step * kStep);
+#pragma unroll
+            for (int i = 0; i < kRightParts; ++i)
+                copy_async(right_tile[slot] + place(part_row + i * (kBlock / 4), part_chunk), right_from[i] + step * kStep);
+        }
+        close_copy_group();  // an empty one at the end, so that the count below holds
+    };
+
+    const int lane = lane_index();
+    const int wave_row = wave_index() % kWavesDown * kDown * 16, wave_out = wave_index() / kWavesDown * kAcross * 16;
+    typename Unit::Sum sum[kDown][kAcross] = {};
+    start(0);
+    start(1);
+    for (int step = 0; step < steps; ++step) {
+        wait_copy_groups<1>();
+        __syncthreads();  // this step's tiles are there for all, and all are done with the slot that is filled next
+        start(step + 2);
+        const T *left_now = left_tile[step % kRing], *right_now = right_tile[step % kRing];
+#pragma unroll
+        for (int at = 0; at < kStep / kChunk; at += Unit::K / kChunk) {
+            typename Unit::Right columns[kAcross];
+#pragma unroll
+            for (int n = 0; n < kAcross; ++n)
+                load_tiles(columns[n].value,
+                           right_now + place(wave_out + n * 16 + lane % 8 + lane / 16 * 8, at + lane / 8 % 2));
+#pragma unroll
+            for (int m = 0; m < kDown; ++m) {
+                typename Unit::Left lines;
+                load_tiles(lines.value, left_now + place(wave_row + m * 16 + lane % 16, at + lane / 16));
+#pragma unroll
+                for (int n = 0; n < kAcross; ++n) Unit::multiply(sum[m][n], lines, columns[n]);
+            }
+        }
+    }
+    write_tile<Unit>(y, sum, bias, residual, first_row + wave_row, first_out + wave_out, rows, out);
+}
+#endif
 
 // x rounded to T in rows padded as a packed matrix's.
 template <class T>
@@ -292,16 +379,21 @@ KERNEL matmul_quantize_kernel(float *to, const float *x, const int32_t *active, 
         __VA_ARGS__(y, static_cast<const T *>(x), packed, bias, residual, active, rows, out, in);                    \
     }
 // wide_type: of the rows that `wide` is given.
-#define MATMUL_KERNELS(dtype, Weights, wide_type, Wide)                                                              \
+#define MATMUL_KERNELS(dtype, Weights, wide_type, ...)                                                               \
     MATMUL_KERNEL(matmul_vector_one_##dtype##_kernel, float, matmul_vector<Weights, 1>)                              \
     MATMUL_KERNEL(matmul_vector_two_##dtype##_kernel, float, matmul_vector<Weights, 2>)                              \
     MATMUL_KERNEL(matmul_vector_four_##dtype##_kernel, float, matmul_vector<Weights, 4>)                             \
     MATMUL_KERNEL(matmul_tiled_##dtype##_kernel, float, matmul_tile<Weights, InputRows<Weights::Value>, 64, 64>)     \
-    MATMUL_KERNEL(matmul_wide_##dtype##_kernel, wide_type, matmul_tile<Weights, Wide, 128, 128>)
-MATMUL_KERNELS(f32, FloatMatrix<float>, float, InputRows<float>)
-MATMUL_KERNELS(f16, FloatMatrix<f16>, f16, FloatMatrix<f16>)
-MATMUL_KERNELS(bf16, FloatMatrix<bf16>, bf16, FloatMatrix<bf16>)
-MATMUL_KERNELS(q8_0, Q8Matrix, float, InputRows<float>)
+    MATMUL_KERNEL(matmul_wide_##dtype##_kernel, wide_type, __VA_ARGS__)
+#if defined(__CUDACC__)
+#define WIDE_TILE(T) matmul_pipeline<T, 128, 128>
+#else
+#define WIDE_TILE(T) matmul_tile<FloatMatrix<T>, FloatMatrix<T>, 128, 128>
+#endif
+MATMUL_KERNELS(f32, FloatMatrix<float>, float, matmul_tile<FloatMatrix<float>, InputRows<float>, 128, 128>)
+MATMUL_KERNELS(f16, FloatMatrix<f16>, f16, WIDE_TILE(f16))
+MATMUL_KERNELS(bf16, FloatMatrix<bf16>, bf16, WIDE_TILE(bf16))
+MATMUL_KERNELS(q8_0, Q8Matrix, float, matmul_tile<Q8Matrix, InputRows<float>, 128, 128>)
 
 }  // namespace ok
 

@@ -19,6 +19,7 @@ from pyengine.cli.generate import generate
 from pyengine.cli.info import info
 from pyengine.cli.parity import parity
 from pyengine.cli.pull import pull
+from pyengine.cli.quantize import quantize
 from pyengine.errors import EngineError
 
 app = typer.Typer(
@@ -30,7 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (generate, chat, info, pull, parity, bench, audit, doctor):
+for command in (generate, chat, info, pull, quantize, parity, bench, audit, doctor):
     app.command(command.__name__)(command)
 
 # Commands whose exit code 1 is a verdict: there a misused option is 2, as "could not look".

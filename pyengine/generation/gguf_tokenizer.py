@@ -19,7 +19,7 @@ from pyengine.generation.tokenizer import Tokenizer, set_added_ends
 from pyengine.models.gguf import end_token_ids
 from pyengine.models.gguf_header import read_header
 
-_CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2  # tokenizer.ggml.token_type
+CONTROL, USER_DEFINED, _UNKNOWN = 3, 4, 2  # tokenizer.ggml.token_type
 _SPACE = "\u2581"
 
 _LLAMA3 = (
@@ -36,7 +36,7 @@ _GPT2 = ""  # ByteLevel's own expression
 _DIGITS = "digits"  # the same after setting every digit apart
 
 # tokenizer.ggml.pre -> how text is split. Files from before that key was written are GPT-2's kind.
-_SPLITS = {
+SPLITS = {
     **dict.fromkeys(("default", "gpt-2", "mpt", "olmo", "jais", "phi-2"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "dbrx"), _LLAMA3),
@@ -66,15 +66,15 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer | None:
     if not tokens or len(types) != len(tokens):
         raise ConfigError(f"{path}: {len(tokens)} tokens, {len(types)} token types")
     if kind == "gpt2":
-        backend, adds_bos = _byte_level(path, facts, tokens)
+        backend, adds_bos = byte_level(path, facts, tokens)
     elif kind == "llama":
         backend, adds_bos = _sentencepiece(path, facts, tokens, types), True
     else:
         raise UnsupportedModelError(f"{path}: tokenizer.ggml.model {kind!r} is not supported")
 
     added = {  # (control, token)
-        True: [t for t, k in zip(tokens, types, strict=True) if k in (_CONTROL, _UNKNOWN)],
-        False: [t for t, k in zip(tokens, types, strict=True) if k == _USER_DEFINED],
+        True: [t for t, k in zip(tokens, types, strict=True) if k in (CONTROL, _UNKNOWN)],
+        False: [t for t, k in zip(tokens, types, strict=True) if k == USER_DEFINED],
     }
     backend.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in added[True]])
     backend.add_tokens([AddedToken(t, normalized=False) for t in added[False]])
@@ -104,31 +104,31 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer | None:
     )
 
 
-def _byte_level(path: Path, facts: dict[str, Any], tokens: list[str]) -> tuple[Backend, bool]:
+def byte_level(path: Path, facts: dict[str, Any], tokens: list[str]) -> tuple[Backend, bool]:
     """Byte-level BPE, and whether such a text begins with BOS unless the file says otherwise."""
     word = facts.get("pre", "default")
-    if word not in _SPLITS:
+    if word not in SPLITS:
         raise UnsupportedModelError(
             f"{path}: text split {word!r} (tokenizer.ggml.pre) is not known; "
-            f"known: {', '.join(_SPLITS)}"
+            f"known: {', '.join(SPLITS)}"
         )
-    split = _SPLITS[word]
+    split = SPLITS[word]
     if "merges" not in facts:
         raise ConfigError(f"{path}: tokenizer.ggml.merges is missing")
     from_tiktoken = split in (_LLAMA3, _TEKKEN)
     merges = [_pair(path, merge) for merge in facts["merges"]]
     backend = _bpe(path, _vocabulary(tokens), merges, ignore_merges=from_tiktoken)
     own_split = split in (_GPT2, _DIGITS)
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own_split)
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own_split)
     if split == _DIGITS:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), byte_level]
+            [pre_tokenizers.Digits(individual_digits=True), to_bytes]
         )
     elif own_split:
-        backend.pre_tokenizer = byte_level
+        backend.pre_tokenizer = to_bytes
     else:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Split(Regex(split), behavior="isolated"), byte_level]
+            [pre_tokenizers.Split(Regex(split), behavior="isolated"), to_bytes]
         )
     if split == _QWEN2:
         backend.normalizer = normalizers.NFC()

@@ -30,6 +30,7 @@ class Tokenizer(Detokenizer):
     Attributes:
         size: ids are 0 .. size - 1; a model may have more rows than that.
         special_tokens: "bos_token", "eos_token", ... -> the token's text.
+        chat_templates: name ("default", "tool_use", ...) -> Jinja text.
         bos_token_id: id that begins a text, or None.
         eos_token_ids: ids that end one, as far as the tokenizer's files say.
     """
@@ -57,7 +58,7 @@ class Tokenizer(Detokenizer):
         backend.no_truncation()
         backend.no_padding()
         super().__init__(backend, source)
-        self._chat_templates = dict(chat_templates)
+        self.chat_templates = dict(chat_templates)
         self._compiled: dict[str, ChatTemplate] = {}
         self._source = source
         self.size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -126,7 +127,7 @@ class Tokenizer(Detokenizer):
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be encoded."""
-        return "default" in self._chat_templates
+        return "default" in self.chat_templates
 
     def chat_ids(
         self, messages: Sequence[Message], *, allow_special: bool = False, **variables: Any
@@ -156,12 +157,12 @@ class Tokenizer(Detokenizer):
         self, messages: Sequence[Message], allow_special: bool, variables: dict[str, Any]
     ) -> str:
         name = "tool_use" if variables.get("tools") else "default"
-        if name not in self._chat_templates:
+        if name not in self.chat_templates:
             name = "default"
-        if name not in self._chat_templates:
+        if name not in self.chat_templates:
             raise RequestError(f"{self._source}: this model has no chat template")
         if name not in self._compiled:
-            self._compiled[name] = ChatTemplate(self._chat_templates[name], self._source)
+            self._compiled[name] = ChatTemplate(self.chat_templates[name], self._source)
         if not allow_special:
             messages, variables = self._all_text(messages), self._all_text(variables)
         variables = {"add_generation_prompt": True} | self.special_tokens | variables

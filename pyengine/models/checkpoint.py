@@ -34,7 +34,7 @@ IGNORABLE_SUFFIXES = (
     ".rotary_emb.inv_freq",
 )  # fmt: skip
 Q8_0_DIRECTORY = {"quant_method": "q8_0", "version": 1}
-"""config.json's quantization_config where matrices lie as (out, in) blocks: docs/quantization.md."""
+"""config.json's quantization_config of a directory whose matrices lie as (out, in) blocks."""
 Q8_0_SHAPES = "q8_0_shapes"  # in a safetensors header's __metadata__: JSON, name -> [out, in]
 _MAX_HEADER_BYTES = 100_000_000  # what the safetensors package accepts
 _NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "Q8_0": "u1"}
@@ -65,7 +65,7 @@ class Checkpoint(Protocol):
         """Storage type in safetensors' words ("F32", "F16", "BF16", ...), or "Q8_0"."""
 
     def stored_as(self, name: str) -> str:
-        """The type it has in the file, in the format's words, where `dtype` is what `read` gives."""
+        """Its type in the file, in the format's words; `dtype` is what `read` gives."""
 
     def read(self, name: str, rows: slice | None = None) -> Array:
         """The tensor, or rows [start, stop) of its first axis: a new array.

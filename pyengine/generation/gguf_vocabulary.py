@@ -1,0 +1,102 @@
+"""The vocabulary keys of a GGUF file, from the tokenizer.json of a directory: byte-level BPE.
+
+How text is split before merging has only a word in GGUF (tokenizer.ggml.pre). A tokenizer is
+written under a word that gguf_tokenizer.py turns back into the same pipeline; where there is none,
+the caller has to name the nearest.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pyengine.errors import RequestError, UnsupportedModelError
+from pyengine.generation.gguf_tokenizer import CONTROL, SPLITS, USER_DEFINED, byte_level
+from pyengine.generation.tokenizer_files import load_tokenizer
+from pyengine.models.checkpoint import read_json
+from pyengine.models.config import load_config
+
+_NORMAL, _UNUSED = 1, 5  # tokenizer.ggml.token_type
+_WORDS = ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken")  # one for each way of splitting
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_NAMED_KEYS = {
+    "bos_token": "bos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+
+def gguf_vocabulary(folder: Path, *, pre: str | None = None) -> dict[str, Any]:
+    """Keys tokenizer.* of a GGUF copy of a model; none for a model without a tokenizer.
+
+    Args:
+        folder: with config.json and tokenizer.json.
+        pre: a word for how text is split, where no word stands for exactly that.
+
+    Raises:
+        UnsupportedModelError: not byte-level BPE; or no word fits and none is given.
+        RequestError: `pre` is not a word that is known.
+    """
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        return {}
+    if pre is not None and pre not in SPLITS:
+        raise RequestError(f"pre={pre!r}: expected one of {', '.join(SPLITS)}")
+    file = folder / "tokenizer.json"
+    data = read_json(file)
+    model = data["model"]
+    decoder = (data.get("decoder") or {}).get("type")
+    if model.get("type") != "BPE" or model.get("byte_fallback") or decoder != "ByteLevel":
+        raise UnsupportedModelError(f"{file}: only byte-level BPE is written to GGUF")
+    config, _ = load_config(folder)
+    ids = {**model["vocab"], **{t["content"]: t["id"] for t in data["added_tokens"]}}
+    types = {t["content"]: CONTROL if t["special"] else USER_DEFINED for t in data["added_tokens"]}
+    by_id = {index: token for token, index in ids.items()}
+    listed = [by_id.get(index) for index in range(max(config.vocab_size, 1 + max(by_id)))]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    encoded = tokenizer.encode("a")
+    keys: dict[str, Any] = {
+        "model": "gpt2",
+        "pre": pre or _word(file, data),
+        "tokens": [f"[PAD{i}]" if token is None else token for i, token in enumerate(listed)],
+        "token_type": [_UNUSED if t is None else types.get(t, _NORMAL) for t in listed],
+        "merges": merges,
+        "add_bos_token": encoded[:1] == [tokenizer.bos_token_id],
+        "add_eos_token": len(encoded) > 1 and encoded[-1] in tokenizer.eos_token_ids,
+    }
+    for name, key in _NAMED_KEYS.items():
+        token = tokenizer.special_tokens.get(name)
+        if token in ids:
+            keys[key] = ids[token]
+    ends = dict.fromkeys([*config.eos_token_ids, *sorted(tokenizer.eos_token_ids)])
+    keys |= dict(zip(_END_KEYS, ends, strict=False))
+    templates = {
+        "tokenizer.chat_template" + ("" if name == "default" else f".{name}"): text
+        for name, text in tokenizer.chat_templates.items()
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in keys.items()} | templates
+
+
+def _word(file: Path, data: dict[str, Any]) -> str:
+    """The word that stands for exactly this pipeline."""
+    for word in _WORDS:
+        rebuilt, _ = byte_level(file, {"pre": word, "merges": []}, ["a"])
+        if _pipeline(json.loads(rebuilt.to_str())) == _pipeline(data):
+            return word
+    raise UnsupportedModelError(
+        f"{file}: GGUF has no word for the way this tokenizer splits text; --pre names the nearest "
+        f"of {', '.join(_WORDS)}"
+    )
+
+
+def _pipeline(data: dict[str, Any]) -> tuple[Any, ...]:
+    """What decides how text is split and merged."""
+
+    def essence(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {k: essence(v) for k, v in part.items() if k != "trim_offsets"}
+        return [essence(item) for item in part] if isinstance(part, list) else part
+
+    ignores_merges = bool(data["model"].get("ignore_merges"))
+    return essence(data.get("normalizer")), essence(data.get("pre_tokenizer")), ignores_merges

@@ -76,7 +76,12 @@ class Single:
 
 @contextmanager
 def single(
-    path: Path, *, rows: int, max_context: int, types: WeightTypes | None = None
+    path: Path,
+    *,
+    rows: int,
+    max_context: int,
+    types: WeightTypes | None = None,
+    q8_activations: bool = True,
 ) -> Iterator[Single]:
     """Loads a checkpoint on the CPU; an arena of exactly the planned size."""
     library = load_library("cpu")
@@ -94,6 +99,7 @@ def single(
             Arena(library, 4 * rows * (config.vocab_size + 8) + (1 << 16)) as step,
             Queue(library) as queue,
         ):
+            queue.set_quantized_activations(q8_activations)
             weights = load_weights(queue, arena, spec, config, checkpoint, types, plan=plan)
             queue.set_scratch(arena, memory.scratch)
             kv = [
@@ -119,8 +125,12 @@ def single(
             yield Single(decoder, queue, batch, rows, max_context)
 
 
-def logits_of(path: Path, types: WeightTypes | None = None) -> Array:
+def logits_of(
+    path: Path, types: WeightTypes | None = None, *, q8_activations: bool = True
+) -> Array:
     """float32 (6, vocab) of six fixed tokens."""
     ids = [5, 17, 250, 3, 3, 99]
-    with single(path, rows=len(ids), max_context=32, types=types) as model:
+    with single(
+        path, rows=len(ids), max_context=32, types=types, q8_activations=q8_activations
+    ) as model:
         return model.logits(ids)

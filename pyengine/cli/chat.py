@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pyengine.cli import options
+from pyengine.generation.engine import Engine
 from pyengine.generation.sampling import SamplingParams
 
 
@@ -47,6 +48,7 @@ def chat(
     with options.open_engine(model, **options.given(context, options.ENGINE_OPTIONS)) as engine:
         while line := _ask():
             messages.append({"role": "user", "content": line})
+            _forget_what_does_not_fit(engine, messages)
             answer = []
             try:
                 for chunk in engine.stream(messages, params):
@@ -56,6 +58,17 @@ def chat(
                 pass
             print()
             messages.append({"role": "assistant", "content": "".join(answer)})
+
+
+def _forget_what_does_not_fit(engine: Engine, messages: list[dict[str, str]]) -> None:
+    """Drops the oldest turns, never the system message or the question, and says so."""
+    first = int(messages[0]["role"] == "system")
+    dropped = 0
+    while len(messages) > first + 1 and len(engine.chat_ids(messages)) >= engine.max_context:
+        del messages[first]
+        dropped += 1
+    if dropped:
+        print(f"pyengine: the context is full: {dropped} messages forgotten", file=sys.stderr)
 
 
 def _ask() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyengine.cli import options
 from pyengine.generation.budget import Request, make_budget
-from pyengine.generation.engine import DTYPES, open_model, stored_dtype
+from pyengine.generation.engine import open_model, parse_dtype
 from pyengine.models.checkpoint import main_type
 from pyengine.models.config import describe
 from pyengine.models.weights import choose_types, parameter_count, plan_weights
@@ -31,7 +31,7 @@ def info(
     source = open_model(model)
     try:
         config, spec = source.config, source.spec
-        kind = DTYPES.get(dtype, stored_dtype(source.checkpoint))
+        kind = parse_dtype("dtype", dtype, source.checkpoint)
         plan = plan_weights(spec, config, source.checkpoint)
         types = choose_types(plan, source.checkpoint, kind, weights)
         budget = make_budget(

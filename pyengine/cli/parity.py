@@ -50,7 +50,8 @@ def parity(
         typer.Option(help="Make this mistake on purpose; succeeds if parity breaks. Repeatable."),
     ] = [],
     controls: Annotated[
-        str | None, typer.Option(help="all: every control that applies to the model.")
+        str | None,
+        typer.Option(help="all: every control that applies; a suite runs them unless none."),
     ] = None,
     min_cosine: Annotated[float | None, typer.Option(help="Bar instead of the default.")] = None,
     min_argmax: Annotated[float | None, typer.Option(help="Bar instead of the default.")] = None,
@@ -75,14 +76,21 @@ def parity(
             raise RequestError(f"--dtype {word}: expected one of {', '.join(_DTYPES)}")
     if (model is None) == (suite is None):
         raise RequestError("give one MODEL, or --suite FOLDER")
-    if controls not in (None, "all"):
-        raise RequestError(f"--controls {controls}: expected all; --control NAME names one")
+    if controls not in (None, "all", "none") or (controls == "none" and suite is None):
+        raise RequestError(f"--controls {controls}: expected all, or with --suite none")
+    if control and report is not None:
+        raise RequestError(
+            "--report needs a comparison: use --controls all, or leave out --control"
+        )
+    if suite is not None and (text or ids or control or min_cosine or min_argmax):
+        raise RequestError("--suite has prompts, controls and bars of its own; give no others")
     options_of_run: dict[str, Any] = {
         "positions": positions, "batch": batch, "repeat": repeat, "untrained": untrained,
         "device": device, "oracle_device": oracle_device, "threads": threads,
         "command": shlex.join(["pyengine", *sys.argv[1:]]), "progress": _say,
     }  # fmt: skip
     if suite is not None:
+        options_of_run["controls"] = controls != "none"
         _suite(suite, dtype, reference, report, as_json, options_of_run)
     assert model is not None
     names = "all" if controls else control
@@ -105,7 +113,7 @@ def parity(
                     text=_read(text) if text else None,
                     ids=_read_ids(ids) if ids else None,
                     **options_of_run,
-                )  # fmt: skip
+                )
             )
         found[0].controls = results
     if report is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import os
 import threading
 import warnings
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -46,6 +47,7 @@ from pyengine.native.memory import Array
 
 _log = logging.getLogger("pyengine")
 
+MAX_THREADS = 256
 DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16}
 
 Progress = Callable[[int, int], None]
@@ -275,9 +277,11 @@ class Engine:
             if self.device.notice:
                 _log.warning("%s", self.device.notice)
             if threads is not None:
+                if not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
+                    raise RequestError(f"threads={threads!r}: must be 1 to {MAX_THREADS}")
                 self.device.library.c.ok_set_threads(threads)
-            self.dtype = _dtype("dtype", dtype, source.checkpoint)
-            self.kv_dtype = self.dtype if kv_dtype is None else _dtype("kv_dtype", kv_dtype)
+            self.dtype = parse_dtype("dtype", dtype, source.checkpoint)
+            self.kv_dtype = self.dtype if kv_dtype is None else parse_dtype("kv_dtype", kv_dtype)
             self._set_up(
                 source,
                 request,
@@ -365,9 +369,20 @@ class Engine:
         """Text of token ids, special tokens left out."""
         return self._tokenizer().decode(list(token_ids))
 
+    @overload
     def generate(
-        self, prompt: Prompt | Items[Prompt], params: SamplingParams | None = None, **overrides: Any
-    ) -> Any:
+        self,
+        prompt: list[str] | list[list[int]] | list[Messages] | list[Prompt],
+        params: SamplingParams | None = None,
+        **overrides: Any,
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
+    ) -> Completion: ...
+
+    def generate(self, prompt: Any, params: SamplingParams | None = None, **overrides: Any) -> Any:
         """Continues a prompt, or several side by side.
 
         Args:
@@ -383,7 +398,7 @@ class Engine:
         chosen = _params(params, overrides)
         single = _is_one(prompt)
         prompts = [prompt] if single else list(prompt)
-        running = [self._begin(p, chosen) for p in prompts]  # type: ignore[arg-type]
+        running = [self._begin(p, chosen) for p in prompts]
         self._run_all([c.sequence for c in running], pump=running)
         results = [c.completion() for c in running]
         return results[0] if single else results
@@ -413,9 +428,9 @@ class Engine:
         **overrides: Any,
     ) -> Completion:
         """The model's answer to a conversation; generate and stream take messages, too."""
-        completion = self.generate(messages, params, **overrides)
-        assert isinstance(completion, Completion)
-        return completion
+        if not _is_chat(messages):
+            raise RequestError("chat takes messages: [{'role': 'user', 'content': '...'}, ...]")
+        return self.generate(messages, params, **overrides)
 
     def logits(self, token_ids: Items[int]) -> Array:
         """Logits after each token: float32 (T, vocab_size)."""
@@ -539,7 +554,12 @@ class Engine:
 
     def _check_ids(self, ids: Items[int]) -> list[int]:
         """A non-empty list of ids inside the vocabulary."""
-        checked = [int(i) for i in ids]
+        if isinstance(ids, str | bytes | Mapping):
+            raise RequestError(f"expected token ids, not {type(ids).__name__}")
+        try:
+            checked = [operator.index(i) for i in ids]
+        except TypeError as error:
+            raise RequestError(f"expected text, token ids or messages: {error}") from error
         if not checked:
             raise RequestError("the prompt is empty: at least one token is needed")
         vocab_size = self.config.vocab_size
@@ -569,6 +589,8 @@ class Engine:
 
 def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
     """The given parameters with the given keywords put in."""
+    if not isinstance(params, SamplingParams | None):
+        raise RequestError(f"params={params!r}: expected SamplingParams")
     if params is None:
         return SamplingParams.from_mapping(overrides)
     known = SamplingParams.from_mapping(overrides)  # refuses unknown names and bad values
@@ -577,20 +599,20 @@ def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> Samp
 
 def _is_chat(prompt: Any) -> bool:
     """Whether a prompt is the messages of a conversation."""
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    return isinstance(prompt, Items) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _is_one(prompt: Any) -> bool:
     """Whether this is one prompt (text, ids or messages) rather than a list of prompts."""
-    if isinstance(prompt, str) or _is_chat(prompt):
+    if not isinstance(prompt, list | tuple | np.ndarray) or _is_chat(prompt):
         return True
-    return all(isinstance(item, int | np.integer) for item in prompt)
+    return not any(isinstance(item, str | Items | np.ndarray) for item in prompt)
 
 
-def _dtype(option: str, word: str, checkpoint: Checkpoint | None = None) -> DType:
-    """The type an option names; "auto" is the type most bytes of the checkpoint are stored in."""
+def parse_dtype(option: str, word: str, checkpoint: Checkpoint | None = None) -> DType:
+    """The type an option names; "auto": what most weights are stored in, f16 if quantised."""
     if word == "auto" and checkpoint is not None:
-        return stored_dtype(checkpoint)
+        return DTYPES.get(main_type(checkpoint).lower(), DType.F16)
     if word not in DTYPES:
         expected = ", ".join((["auto"] if checkpoint else []) + list(DTYPES))
         raise RequestError(f"{option}={word!r}: expected one of {expected}")
@@ -602,8 +624,3 @@ def _decode_bytes(weights: Weights) -> int:
     head = weights.model.matrices["lm_head"]
     matrices = [head, *(m for layer in weights.layers for m in layer.matrices.values())]
     return sum(ops.matrix_bytes(m.arena.library, m.dtype, m.out, m.inner) for m in matrices)
-
-
-def stored_dtype(checkpoint: Checkpoint) -> DType:
-    """The float type that most weights of a checkpoint have; f16 for quantised files."""
-    return DTYPES.get(main_type(checkpoint).lower(), DType.F16)

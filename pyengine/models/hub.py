@@ -101,12 +101,16 @@ def resolve_model(model: str | os.PathLike[str], progress: Progress | None = Non
     """
     if isinstance(model, str) and (model in known_names() or _is_hub_name(model)):
         return pull(model, progress)
+    if not isinstance(model, str | os.PathLike) or not os.fspath(model):
+        raise RequestError(f"model={model!r}: expected a path or a name")
     path = Path(model).expanduser()
     if not os.path.lexists(path):
         raise RequestError(
             f"{model}: no such file or directory, nor a known model ({', '.join(known_names())}), "
             "nor org/name of the Hugging Face hub"
         )
+    if path.is_file() and path.suffix != ".gguf":
+        raise RequestError(f"{model}: neither a model directory nor a .gguf file")
     return path
 
 

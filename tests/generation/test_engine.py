@@ -175,6 +175,20 @@ def test_bad_ids_are_named(demo: Engine, prompt: list[int], message: str) -> Non
         demo.logits(prompt)
 
 
+@pytest.mark.parametrize(
+    "prompt", [None, 5, b"abc", {"role": "user"}, [1.5], [None], ["a", 5], [[1], "b", 2.5]]
+)
+def test_what_is_no_prompt_is_refused_in_words(demo: Engine, prompt: Any) -> None:
+    with pytest.raises(RequestError):
+        demo.generate(prompt)
+    with pytest.raises(RequestError, match="messages"):
+        demo.chat("hello")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="expected SamplingParams"):
+        demo.generate("x", {"temperature": 1})  # type: ignore[call-overload]
+    with pytest.raises(RequestError, match="expected token ids"):
+        demo.logits("abc")  # type: ignore[arg-type]
+
+
 def test_a_prompt_that_fails_takes_no_others_down(demo: Engine) -> None:
     with pytest.raises(RequestError, match="do not fit"):
         demo.generate([[1, 2, 3], [5] * 5000])
@@ -192,6 +206,8 @@ def test_a_prompt_that_fails_takes_no_others_down(demo: Engine) -> None:
         ({"kv_tokens": 0}, "kv_tokens=0"),
         ({"memory_fraction": 0}, "memory_fraction=0"),
         ({"kv_dtype": "auto"}, "kv_dtype='auto'"),
+        ({"threads": 0}, "threads=0: must be 1 to 256"),
+        ({"threads": "2"}, "threads='2'"),
     ],
 )
 def test_bad_options_are_named(

@@ -69,7 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"pyengine: error: {error}", file=sys.stderr)
         code = 2 if verdict else 1
     except (KeyboardInterrupt, typer.Abort):
-        print("pyengine: interrupted", file=sys.stderr)
         code = 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader went away: leave quietly, and keep the interpreter from flushing into nothing.
@@ -80,4 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         error.show()
         code = 2 if verdict else min(getattr(error, "exit_code", 1), 1)
+    if code == 128 + signal.SIGINT:
+        print("pyengine: interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)

@@ -95,6 +95,9 @@ def _pipeline(data: dict[str, Any]) -> tuple[Any, ...]:
 
     def essence(part: Any) -> Any:
         if isinstance(part, dict):
+            steps = part.get("pretokenizers", [])
+            if len(steps) == 1:
+                return essence(steps[0])
             return {k: essence(v) for k, v in part.items() if k != "trim_offsets"}
         return [essence(item) for item in part] if isinstance(part, list) else part
 

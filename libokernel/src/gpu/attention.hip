@@ -335,8 +335,9 @@ DEVICE void attend_tile(float *y, const float *q, int64_t q_stride, const T *cac
             }
 }
 
-#define SPAN_KERNEL(name, T, C)                                                                                         \
-    KERNEL name(float *y, float *partial, const float *q, int64_t q_stride, const void *cache, int64_t blocks,          \
+#define SPAN_KERNEL(name, T, C, blocks_resident)                                                                        \
+    KERNEL_OF(256, blocks_resident)                                                                                     \
+    name(float *y, float *partial, const float *q, int64_t q_stride, const void *cache, int64_t blocks,                 \
                 const int32_t *block_table, int64_t sequences, int64_t blocks_per_sequence, const int32_t *sequence,    \
                 const int32_t *position, const float *slope, int64_t heads, int64_t kv_heads, int64_t head_dim,         \
                 int64_t window, float scale, int64_t span_keys, int32_t lanes) {                                        \
@@ -344,8 +345,9 @@ DEVICE void attend_tile(float *y, const float *q, int64_t q_stride, const T *cac
                           blocks_per_sequence, sequence, position, slope, heads, kv_heads, head_dim, window, scale,     \
                           span_keys, lanes);                                                                            \
     }
-#define TILE_KERNEL(name, T, C)                                                                                         \
-    KERNEL name(float *y, const float *q, int64_t q_stride, const void *cache, int64_t blocks,                          \
+#define TILE_KERNEL(name, T, C, blocks_resident)                                                                        \
+    KERNEL_OF(256, blocks_resident)                                                                                     \
+    name(float *y, const float *q, int64_t q_stride, const void *cache, int64_t blocks,                                 \
                 const int32_t *block_table, int64_t sequences, int64_t blocks_per_sequence, const int32_t *sequence,    \
                 const int32_t *position, const float *slope, int64_t rows, int64_t heads, int64_t kv_heads,             \
                 int64_t head_dim, int64_t window, float scale) {                                                        \
@@ -354,11 +356,11 @@ DEVICE void attend_tile(float *y, const float *q, int64_t q_stride, const T *cac
                           scale);                                                                                       \
     }
 #define ATTENTION_KERNELS(dtype, T)                          \
-    SPAN_KERNEL(attention_span_##dtype##_kernel, T, 1)       \
-    SPAN_KERNEL(attention_long_span_##dtype##_kernel, T, 4)  \
-    TILE_KERNEL(attention_tile64_##dtype##_kernel, T, 1)     \
-    TILE_KERNEL(attention_tile128_##dtype##_kernel, T, 2)    \
-    TILE_KERNEL(attention_tile256_##dtype##_kernel, T, 4)
+    SPAN_KERNEL(attention_span_##dtype##_kernel, T, 1, 2)       \
+    SPAN_KERNEL(attention_long_span_##dtype##_kernel, T, 4, 1)  \
+    TILE_KERNEL(attention_tile64_##dtype##_kernel, T, 1, 2)     \
+    TILE_KERNEL(attention_tile128_##dtype##_kernel, T, 2, 2)    \
+    TILE_KERNEL(attention_tile256_##dtype##_kernel, T, 4, 1)
 ATTENTION_KERNELS(f32, float)
 ATTENTION_KERNELS(f16, f16)
 ATTENTION_KERNELS(bf16, bf16)

@@ -87,17 +87,17 @@ struct Fragment : LaneFragment<T> {};
 #if OK_FRAGMENT_RDNA3 || OK_FRAGMENT_RDNA4 || OK_FRAGMENT_CDNA
 
 #if OK_FRAGMENT_RDNA3
-constexpr int kHeld = 16;  // values of an operand's row that a lane holds; lanes 16 to 31 repeat lanes 0 to 15
+constexpr int kUnitValues = 16;  // values of an operand's row that a lane holds; lanes 16 to 31 repeat lanes 0 to 15
 #elif OK_FRAGMENT_RDNA4
-constexpr int kHeld = 8;
+constexpr int kUnitValues = 8;
 #else
-constexpr int kHeld = 4;
+constexpr int kUnitValues = 4;
 #endif
-constexpr int kSums = 256 / kWave;
+constexpr int kUnitSums = 256 / kWave;
 
-typedef _Float16 HalfVector __attribute__((ext_vector_type(kHeld)));
-typedef short ShortVector __attribute__((ext_vector_type(kHeld)));  // bf16, as the instructions name it
-typedef float SumVector __attribute__((ext_vector_type(kSums)));
+typedef _Float16 HalfVector __attribute__((ext_vector_type(kUnitValues)));
+typedef short ShortVector __attribute__((ext_vector_type(kUnitValues)));  // bf16, as the instructions name it
+typedef float SumVector __attribute__((ext_vector_type(kUnitSums)));
 
 #if OK_FRAGMENT_RDNA3
 DEVICE SumVector matrix_multiply(HalfVector a, HalfVector b, SumVector c) {
@@ -136,12 +136,12 @@ struct UnitFragment {
     };
     using Right = Left;
     struct Sum {
-        static constexpr int kSize = kSums;
+        static constexpr int kSize = kUnitSums;
         float value[kSize];
     };
     static __device__ Left load_left(const T *tile, int stride) {
         Left left;
-        memcpy(&left.value, __builtin_assume_aligned(tile + (lane_index() % 16) * stride + held_from(), 2 * kHeld < 16 ? 8 : 16),
+        memcpy(&left.value, __builtin_assume_aligned(tile + (lane_index() % 16) * stride + held_from(), 2 * kUnitValues < 16 ? 8 : 16),
                sizeof left.value);
         return left;
     }

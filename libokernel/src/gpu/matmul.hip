@@ -36,7 +36,8 @@ DEVICE void load_input(float *to, const float *x, int64_t k, int64_t in) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const float value = widen(narrow<T>(x[k + (i < last ? i : last)]));
-            to[i] = i <= last ? value : 0.0f;  // a q8_0 block may hold anything past the row
+            // Zeros past the row: a q8_0 block may hold anything there. (A mask, for conditions crowd scalar registers.)
+            to[i] = __uint_as_float(__float_as_uint(value) & ~static_cast<uint32_t>((last - i) >> 31));
         }
     }
 }
@@ -164,14 +165,15 @@ struct Stage {
     __device__ void store(T *tile) const {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            Chunk<T> chunk;
+            T *to = tile + row(i) * kStride + column();
             if constexpr (std::is_same<Part, typename FloatMatrix<T>::template Part<kChunk>>::value) {
-                memcpy(&chunk, &part[i], sizeof chunk);
+                store_aligned(to, part[i]);
             } else {
+                Chunk<T> chunk;
 #pragma unroll
                 for (int j = 0; j < kChunk; ++j) chunk.value[j] = narrow<T>(part[i].get(j));
+                store_aligned(to, chunk);
             }
-            store_aligned(tile + row(i) * kStride + column(), chunk);
         }
     }
 };
@@ -373,27 +375,30 @@ KERNEL matmul_quantize_kernel(float *to, const float *x, const int32_t *active, 
     for (int64_t i = 0; i < n; ++i) to[i] = rintf(x[i] * inverse) * scale;
 }
 
-#define MATMUL_KERNEL(name, T, ...)                                                                                  \
-    KERNEL name(float *y, const void *x, const void *packed, const float *bias, const float *residual,               \
-                const int32_t *active, int64_t rows, int64_t out, int64_t in) {                                      \
+#define MATMUL_KERNEL(name, blocks, T, ...)                                                                          \
+    KERNEL_OF(256, blocks)                                                                                           \
+    name(float *y, const void *x, const void *packed, const float *bias, const float *residual,                      \
+         const int32_t *active, int64_t rows, int64_t out, int64_t in) {                                             \
         __VA_ARGS__(y, static_cast<const T *>(x), packed, bias, residual, active, rows, out, in);                    \
     }
-// wide_type: of the rows that `wide` is given.
-#define MATMUL_KERNELS(dtype, Weights, wide_type, ...)                                                               \
-    MATMUL_KERNEL(matmul_vector_one_##dtype##_kernel, float, matmul_vector<Weights, 1>)                              \
-    MATMUL_KERNEL(matmul_vector_two_##dtype##_kernel, float, matmul_vector<Weights, 2>)                              \
-    MATMUL_KERNEL(matmul_vector_four_##dtype##_kernel, float, matmul_vector<Weights, 4>)                             \
-    MATMUL_KERNEL(matmul_tiled_##dtype##_kernel, float, matmul_tile<Weights, InputRows<Weights::Value>, 64, 64>)     \
-    MATMUL_KERNEL(matmul_wide_##dtype##_kernel, wide_type, __VA_ARGS__)
+// wide_blocks, wide_type: of `wide`, how many fit on a multiprocessor, and of the rows that it is given.
+#define MATMUL_KERNELS(dtype, Weights, wide_blocks, wide_type, ...)                                                  \
+    MATMUL_KERNEL(matmul_vector_one_##dtype##_kernel, 2, float, matmul_vector<Weights, 1>)                           \
+    MATMUL_KERNEL(matmul_vector_two_##dtype##_kernel, 2, float, matmul_vector<Weights, 2>)                           \
+    MATMUL_KERNEL(matmul_tiled_##dtype##_kernel, 2, float, matmul_tile<Weights, InputRows<Weights::Value>, 64, 64>)  \
+    MATMUL_KERNEL(matmul_wide_##dtype##_kernel, wide_blocks, wide_type, __VA_ARGS__)
 #if defined(__CUDACC__)
 #define WIDE_TILE(T) matmul_pipeline<T, 128, 128>
 #else
 #define WIDE_TILE(T) matmul_tile<FloatMatrix<T>, FloatMatrix<T>, 128, 128>
 #endif
-MATMUL_KERNELS(f32, FloatMatrix<float>, float, matmul_tile<FloatMatrix<float>, InputRows<float>, 128, 128>)
-MATMUL_KERNELS(f16, FloatMatrix<f16>, f16, WIDE_TILE(f16))
-MATMUL_KERNELS(bf16, FloatMatrix<bf16>, bf16, WIDE_TILE(bf16))
-MATMUL_KERNELS(q8_0, Q8Matrix, float, matmul_tile<Q8Matrix, InputRows<float>, 128, 128>)
+MATMUL_KERNELS(f32, FloatMatrix<float>, 1, float, matmul_tile<FloatMatrix<float>, InputRows<float>, 128, 128>)
+MATMUL_KERNELS(f16, FloatMatrix<f16>, 2, f16, WIDE_TILE(f16))
+MATMUL_KERNELS(bf16, FloatMatrix<bf16>, 2, bf16, WIDE_TILE(bf16))
+MATMUL_KERNELS(q8_0, Q8Matrix, 1, float, matmul_tile<Q8Matrix, InputRows<float>, 128, 128>)
+MATMUL_KERNEL(matmul_vector_four_f32_kernel, 1, float, matmul_vector<FloatMatrix<float>, 4>)
+MATMUL_KERNEL(matmul_vector_four_f16_kernel, 1, float, matmul_vector<FloatMatrix<f16>, 4>)
+MATMUL_KERNEL(matmul_vector_four_bf16_kernel, 1, float, matmul_vector<FloatMatrix<bf16>, 4>)
 
 }  // namespace ok
 
@@ -428,7 +433,7 @@ ok_status ok_matmul(ok_queue *queue, float *y, const float *x, const void *weigh
         x = rounded;
     }
     if (rows <= ok::kVectorRows) {
-        const int64_t side_by_side = rows <= 2 ? rows : 4;
+        const int64_t side_by_side = rows <= 2 ? rows : dtype == OK_Q8_0 ? 2 : 4;  // as registers allow
         const ok::Grid grid = {ok::ceil_div(out, ok::kVectorOutputs), ok::ceil_div(rows, side_by_side)};
         if (side_by_side == 1)
             return LAUNCH_MATRIX(matmul_vector_one, dtype, queue, grid, ok::kBlock, y, x, weight, bias, residual, active,
@@ -436,8 +441,8 @@ ok_status ok_matmul(ok_queue *queue, float *y, const float *x, const void *weigh
         if (side_by_side == 2)
             return LAUNCH_MATRIX(matmul_vector_two, dtype, queue, grid, ok::kBlock, y, x, weight, bias, residual, active,
                                  rows, out, in);
-        return LAUNCH_MATRIX(matmul_vector_four, dtype, queue, grid, ok::kBlock, y, x, weight, bias, residual, active,
-                             rows, out, in);
+        return LAUNCH_FLOAT(matmul_vector_four, dtype, queue, grid, ok::kBlock, y, x, weight, bias, residual, active, rows,
+                            out, in);
     }
     if (!is_wide(rows, out))
         return LAUNCH_MATRIX(matmul_tiled, dtype, queue, (ok::Grid{ok::ceil_div(rows, 64), ok::ceil_div(out, 64)}),

@@ -94,7 +94,7 @@ DEVICE float cut_at(const SampleRow &row, const SampleFilter &filter, bool count
         key |= digit << low;
         __syncthreads();
     }
-    return float_of_key(key);
+    return key ? float_of_key(key) : filter.cut;  // 0: all together weigh less
 }
 
 // First word of Philox4x32-10 for a counter of one word (Salmon et al. 2011, section 4.3).
@@ -153,7 +153,7 @@ DEVICE int32_t walk(const SampleRow &row, const SampleFilter &filter, uint32_t s
     return picked;
 }
 
-KERNEL_OF(kSampleThreads)
+KERNEL_OF(kSampleThreads, 1)
 sample_kernel(int32_t *ids, float *logprobs, const float *logits, const float *floats, const int32_t *ints,
               uint32_t *counts, const float *bias, const int32_t *active, int64_t slots, int64_t rows, int64_t vocab) {
     const int64_t r = blockIdx.x;

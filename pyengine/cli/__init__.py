@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -62,9 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="pyengine: %(message)s", level=logging.WARNING, stream=sys.stderr)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     verdict = words[0] in _VERDICTS
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # of a terminal that lacks a character
     try:
         code = typer.main.get_command(app).main(words, "pyengine", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except EngineError as error:
         print(f"pyengine: error: {error}", file=sys.stderr)
         code = 2 if verdict else 1
@@ -72,6 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader went away: leave quietly, and keep the interpreter from flushing into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except OSError as error:
+        print(f"pyengine: error: cannot write: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except Exception as error:

@@ -40,8 +40,8 @@ class Request:
             raise RequestError(f"max_batch={self.max_batch}: must be between 1 and {MAX_BATCH}")
         for name in ("max_context", "kv_tokens", "chunk_rows"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise RequestError(f"{name}={value}: must be at least 1")
+            if value is not None and not 1 <= value < 2**31:
+                raise RequestError(f"{name}={value}: must be at least 1 and less than 2^31")
         if not 0.0 < self.memory_fraction <= 1.0:
             raise RequestError(f"memory_fraction={self.memory_fraction}: must be > 0 and <= 1")
 

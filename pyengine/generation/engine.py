@@ -8,6 +8,7 @@ import operator
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
@@ -202,6 +203,21 @@ class _Continuation:
         )
 
 
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _watch_forks(engine: Engine) -> None:
+    """Keeps an engine from hanging in a child: the threads that held its lock are not there."""
+    if not _engines:
+        os.register_at_fork(after_in_child=_after_fork)
+    _engines.add(engine)
+
+
+def _after_fork() -> None:
+    for engine in list(_engines):
+        engine.forget_other_threads()
+
+
 class Engine:
     """A model loaded on a device.
 
@@ -270,6 +286,8 @@ class Engine:
         self._closing = contextlib.ExitStack()
         self._lock = threading.RLock()
         self._scheduler: Scheduler | None = None
+        self._closed_because = "this Engine is closed"
+        _watch_forks(self)
         source = model if isinstance(model, ModelSource) else open_model(model)
         try:
             self.config, self.spec, self.tokenizer = source.config, source.spec, source.tokenizer
@@ -286,7 +304,7 @@ class Engine:
                 source,
                 request,
                 weights=weights,
-                keep=tuple(keep),
+                keep=(keep,) if isinstance(keep, str) else tuple(keep),
                 stream=stream_handle(stream),
                 record=record,
                 q8_activations=q8_activations,
@@ -477,7 +495,8 @@ class Engine:
     def eos_token_ids(self) -> frozenset[int]:
         """Ids that end a text: of generation_config.json or config.json, and of the tokenizer."""
         of_tokenizer = self.tokenizer.eos_token_ids if self.tokenizer else ()
-        return frozenset(self.config.eos_token_ids) | frozenset(of_tokenizer)
+        ids = frozenset(self.config.eos_token_ids) | frozenset(of_tokenizer)
+        return frozenset(i for i in ids if 0 <= i < self.config.vocab_size)
 
     def _run_all(self, sequences: list[Sequence], pump: list[_Continuation] | None = None) -> None:
         """Adds the sequences and steps until all are done; an error ends them all."""
@@ -503,7 +522,8 @@ class Engine:
 
     def _advance(self, continuation: _Continuation) -> str:
         """Takes new tokens as text; ends the sequence when a stop string has come."""
-        text = continuation.pump()
+        with self._lock:  # else another thread's step could add tokens between two looks
+            text = continuation.pump()
         if continuation.stopped and not continuation.sequence.done:
             self._finish(continuation.sequence, "stop")
         return text
@@ -539,7 +559,7 @@ class Engine:
         """The scheduler, for one thread at a time."""
         with self._lock:
             if self._scheduler is None:
-                raise RequestError("this Engine is closed")
+                raise RequestError(self._closed_because)
             yield self._scheduler
 
     # ---- checking what comes in -----------------------------------------------------------------
@@ -575,6 +595,14 @@ class Engine:
         with self._lock:
             self._scheduler = None
             self._closing.close()
+
+    def forget_other_threads(self) -> None:
+        """In a child of fork: unusable if another thread of the parent was at work on it."""
+        idle = self._lock.acquire(blocking=False)
+        if not idle:
+            self._scheduler = None
+            self._closed_because = "this Engine was at work when the process forked; make another"
+        self._lock = threading.RLock()
 
     def __enter__(self) -> Engine:
         return self

@@ -84,7 +84,9 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer | None:
         "unk_token": facts.get("unknown_token_id"),
         "pad_token": facts.get("padding_token_id"),
     }
-    special = {name: tokens[i] for name, i in named.items() if i is not None and i < len(tokens)}
+    special = {
+        name: tokens[i] for name, i in named.items() if i is not None and 0 <= i < len(tokens)
+    }
     set_added_ends(
         backend,
         special.get("bos_token") if facts.get("add_bos_token", adds_bos) else None,

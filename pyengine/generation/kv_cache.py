@@ -16,7 +16,8 @@ class BlockPool:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._free = list(range(count - 1, -1, -1))
+        self._free: list[int] = []
+        self.take_all_back()
 
     @property
     def free(self) -> int:
@@ -28,6 +29,10 @@ class BlockPool:
         if count > len(self._free):
             raise RequestError(f"{count} KV blocks wanted, {len(self._free)} free")
         return [self._free.pop() for _ in range(count)]
+
+    def take_all_back(self) -> None:
+        """Makes every block free: nobody owns one any more."""
+        self._free = list(range(self.count - 1, -1, -1))
 
     def give_back(self, blocks: list[int]) -> None:
         """Returns blocks to the pool and empties the list."""

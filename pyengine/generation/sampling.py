@@ -8,11 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
+
 from pyengine.errors import RequestError
+from pyengine.native.memory import Array
 from pyengine.native.ops import SAMPLE_FLOATS, SAMPLE_INTS, SAMPLE_MAX_BANNED
 
 MAX_STOP_STRINGS = 64
 MAX_LOGPROBS = 100
+LARGEST = 1e30  # of any real parameter: sums with logits stay in float32
+LARGEST_PENALTY = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,9 @@ class SamplingParams:
             raise RequestError("top_p=0: must be > 0 and <= 1")
         if self.repetition_penalty <= 0.0:
             raise RequestError(f"repetition_penalty={self.repetition_penalty}: must be > 0")
+        _range("repetition_penalty", self.repetition_penalty, 1 / LARGEST_PENALTY, LARGEST_PENALTY)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _range(name, getattr(self, name), -LARGEST_PENALTY, LARGEST_PENALTY)
         if self.seed is not None:
             _integer("seed", self.seed)
             _range("seed", self.seed, -(2**63), 2**64 - 1)
@@ -133,6 +141,7 @@ _FLOATS = (
     "presence_penalty",
     "frequency_penalty",
 )
+_POSITION = 3  # in a row of ok_sample's integers
 
 
 def _integer(name: str, value: object) -> None:
@@ -143,8 +152,14 @@ def _integer(name: str, value: object) -> None:
 def _real(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise RequestError(f"{name}={value!r}: must be a number")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise RequestError(f"{name}={value!r}: must be finite")
+    if abs(number) > LARGEST:
+        raise RequestError(f"{name}={value!r}: must be within +-{LARGEST:g}, as float32 computes")
 
 
 def _range(name: str, value: float, low: float | None, high: float | None) -> None:
@@ -172,6 +187,28 @@ def pack_ints(
     padded = list(banned) + [-1] * (SAMPLE_MAX_BANNED - len(banned))
     row = [top_k, low, high, position, slot]
     return row + [0] * (SAMPLE_INTS - SAMPLE_MAX_BANNED - len(row)) + padded
+
+
+class SampleRow:
+    """A sequence's row of ok_sample's parameters, packed once; each token then costs two copies.
+
+    Args: as pack_ints.
+    """
+
+    def __init__(
+        self, params: SamplingParams, *, seed: int, slot: int, banned: Sequence[int] = ()
+    ) -> None:
+        self._floats = np.array(pack_floats(params), np.float32)
+        self._free, self._banning = (
+            np.array(pack_ints(params, seed=seed, position=0, slot=slot, banned=ids), np.int32)
+            for ids in ((), banned)
+        )
+
+    def write(self, floats: Array, ints: Array, *, position: int, banning: bool) -> None:
+        """Into one row of each table, or into several. banning: hold the banned ids back."""
+        floats[...] = self._floats
+        ints[...] = self._banning if banning else self._free
+        ints[..., _POSITION] = position
 
 
 def _signed(word: int) -> int:

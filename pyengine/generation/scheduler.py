@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections import deque
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from pyengine.errors import EngineError, RequestError
 from pyengine.generation.kv_cache import BlockPool, blocks_for
-from pyengine.generation.sampling import SamplingParams, pack_floats, pack_ints
+from pyengine.generation.sampling import SampleRow, SamplingParams
 from pyengine.generation.step import StepBuffers
 from pyengine.native.memory import Array
 from pyengine.native.ops import KV_BLOCK_SIZE, SAMPLE_MAX_BANNED
@@ -59,6 +58,7 @@ class Sequence:
     lane: int = -1
     blocks: list[int] = field(default_factory=list)
     seed: int = 0
+    sample: SampleRow | None = None  # its sampling parameters, packed when first needed
     fresh: deque[Token] = field(default_factory=deque)  # generated and not yet taken by the reader
     logits: list[Array] = field(default_factory=list)
     logit_row: int = -1  # where its last token's logits lie on the device, until the next step
@@ -123,7 +123,6 @@ class Scheduler:
         self._max_context = max_context
         self.chunk_rows = chunk_rows
         self._rope_switch = rope_switch
-        self._free_lanes = list(range(runner.buffers.shape.sequences - 1, -1, -1))
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
 
@@ -160,13 +159,13 @@ class Scheduler:
             self._waiting.remove(sequence)
         if sequence in self._running:
             self._running.remove(sequence)
-            self._free_lanes.append(sequence.lane)
             self._pool.give_back(sequence.blocks)
 
     def step(self) -> None:
         """Runs one step; results are left in the sequences.
 
-        An exception leaves no sequence running: what was in the step cannot be continued.
+        An exception ends every sequence of the step, with an error of its own: what was in the
+        step cannot be continued.
         """
         self._admit()
         plan = self._plan()
@@ -177,8 +176,12 @@ class Scheduler:
             detailed = any(s.params is None or s.params.logprobs for s, _ in wanted)
             self._runner.run(rows, logits=detailed)
             self._collect(plan, wanted, rows)
-        except BaseException:
+        except BaseException as error:
             for sequence, _ in plan:
+                if not sequence.done:
+                    sequence.error = EngineError(
+                        f"the step that held this request failed: {error!r}"
+                    )
                 self.finish(sequence, "abort")
             raise
 
@@ -193,14 +196,19 @@ class Scheduler:
 
     def _admit(self) -> None:
         """First come, first served, while lanes and blocks last."""
-        while self._waiting and self._free_lanes:
+        if not self._running:
+            self._pool.take_all_back()  # an interrupt may have lost some
+        lanes = set(range(self._runner.buffers.shape.sequences)) - {s.lane for s in self._running}
+        while self._waiting and lanes:
             sequence = self._waiting[0]
             needed = blocks_for(self._reach(sequence))
             if needed > self._pool.free:
                 return
             self._waiting.popleft()
-            sequence.lane = self._free_lanes.pop()
+            sequence.lane = min(lanes)
+            lanes.remove(sequence.lane)
             sequence.blocks = self._pool.take(needed)
+            self._runner.buffers.host["block_table"][sequence.lane, :needed] = sequence.blocks
             self._running.append(sequence)
             if sequence.params is not None and sequence.params.needs_history:
                 self._runner.reset_history(sequence.lane, sequence)
@@ -217,15 +225,20 @@ class Scheduler:
             rows = min(len(sequence.tokens) - sequence.computed, budget)
             if sequence.params is None:
                 rows = min(rows, logit_budget)
-                logit_rows = rows
-            else:
-                logit_rows = int(sequence.computed + rows == len(sequence.tokens))
+            logit_rows = self._logit_rows(sequence, rows)
             if rows <= 0 or logit_rows > logit_budget:
                 continue
             plan.append((sequence, rows))
             budget -= rows
             logit_budget -= logit_rows
         return plan
+
+    @staticmethod
+    def _logit_rows(sequence: Sequence, rows: int) -> int:
+        """How many of its next `rows` rows have logits that are wanted: the last of them."""
+        if sequence.params is None:
+            return rows
+        return int(sequence.computed + rows == len(sequence.tokens))
 
     def _choose_rope(self, sequence: Sequence) -> None:
         """Which rotary table; on crossing the switch everything cached is computed again."""
@@ -239,48 +252,59 @@ class Scheduler:
     def _fill(self, plan: list[tuple[Sequence, int]]) -> tuple[int, list[tuple[Sequence, int]]]:
         """Writes the inbox; returns (rows, [(sequence, first logit row)] in the logits' order)."""
         buffers = self._runner.buffers
-        buffers.clear()
         host = buffers.host
-        row = logit_row = 0
+        ids: list[int] = []
+        positions: list[int] = []
+        rope_rows: list[int] = []
+        lanes: list[int] = []
+        logit_index: list[int] = []
         wanted = []
         for sequence, count in plan:
-            start, lane = sequence.computed, sequence.lane
-            here = slice(row, row + count)
-            positions = np.arange(start, start + count, dtype=np.int32)
-            blocks = np.asarray(sequence.blocks, np.int32)
-            host["ids"][here] = sequence.tokens[start : start + count]
-            host["position"][here] = positions
-            host["rope_row"][here] = positions + sequence.rope_offset
-            host["slot"][here] = (
-                blocks[positions // KV_BLOCK_SIZE] * KV_BLOCK_SIZE + positions % KV_BLOCK_SIZE
-            )
-            host["sequence"][here] = lane
-            host["block_table"][lane, : len(blocks)] = blocks
-            if sequence.params is None:
-                wanted.append((sequence, logit_row))
-                host["logit_index"][logit_row : logit_row + count] = np.arange(row, row + count)
-                host["sample_floats"][logit_row : logit_row + count] = pack_floats(_GREEDY)
-                host["sample_ints"][logit_row : logit_row + count] = pack_ints(
-                    _GREEDY, seed=0, position=0, slot=-1, banned=()
-                )
-                logit_row += count
-            elif start + count == len(sequence.tokens):
-                wanted.append((sequence, logit_row))
-                host["logit_index"][logit_row] = row + count - 1
-                host["sample_floats"][logit_row] = pack_floats(sequence.params)
-                host["sample_ints"][logit_row] = self._ints(sequence, sequence.params)
-                logit_row += 1
-            row += count
-        host["active_logits"][0] = logit_row
-        return row, wanted
+            start, end = sequence.computed, sequence.computed + count
+            ids += sequence.tokens[start:end]
+            positions += range(start, end)
+            rope_rows += range(sequence.rope_offset + start, sequence.rope_offset + end)
+            lanes += [sequence.lane] * count
+            logit_rows = self._logit_rows(sequence, count)
+            if logit_rows:
+                first = len(logit_index)
+                wanted.append((sequence, first))
+                logit_index += range(len(ids) - logit_rows, len(ids))
+                self._write_sample(sequence, slice(first, first + logit_rows))
+        rows = len(ids)
+        buffers.use(rows)
+        host["ids"][:rows] = ids
+        host["position"][:rows] = positions
+        host["rope_row"][:rows] = rope_rows
+        host["sequence"][:rows] = lanes
+        position = host["position"][:rows]
+        block = host["block_table"][host["sequence"][:rows], position // KV_BLOCK_SIZE]
+        host["slot"][:rows] = block * KV_BLOCK_SIZE + position % KV_BLOCK_SIZE
+        host["logit_index"][: len(logit_index)] = logit_index
+        host["active_logits"][0] = len(logit_index)
+        return rows, wanted
 
-    def _ints(self, sequence: Sequence, params: SamplingParams) -> list[int]:
-        banned: Items[int] = ()
-        if sequence.generated < params.min_new_tokens:
-            banned = sorted(sequence.eos_token_ids)[:SAMPLE_MAX_BANNED]
+    def _write_sample(self, sequence: Sequence, where: slice) -> None:
+        """The sampler's parameters for a sequence's logit rows."""
+        if sequence.sample is None:
+            sequence.sample = self._sample_row(sequence)
+        host = self._runner.buffers.host
+        sequence.sample.write(
+            host["sample_floats"][where],
+            host["sample_ints"][where],
+            position=len(sequence.tokens),
+            banning=sequence.params is not None
+            and sequence.generated < sequence.params.min_new_tokens,
+        )
+
+    @staticmethod
+    def _sample_row(sequence: Sequence) -> SampleRow:
+        params = sequence.params
+        if params is None:
+            return SampleRow(_GREEDY, seed=0, slot=-1)
         slot = sequence.lane if params.needs_history else -1
-        position = len(sequence.tokens)
-        return pack_ints(params, seed=sequence.seed, position=position, slot=slot, banned=banned)
+        banned = sorted(sequence.eos_token_ids)[:SAMPLE_MAX_BANNED]
+        return SampleRow(params, seed=sequence.seed, slot=slot, banned=banned)
 
     def _collect(
         self, plan: list[tuple[Sequence, int]], wanted: list[tuple[Sequence, int]], rows: int

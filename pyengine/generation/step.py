@@ -117,17 +117,19 @@ class StepBuffers:
             for name, buffer in (self._host_inbox.fields | self._host_outbox.fields).items()
         }
         self.host_logits = self._logits_copy.numpy()
-        self.clear()
-
-    def clear(self) -> None:
-        """All rows surplus, no logits wanted."""
-        self.host["position"].fill(-1)
-        self.host["slot"].fill(-1)
-        self.host["rope_row"].fill(-1)
-        for name in ("ids", "sequence", "logit_index", "active_logits", "block_table"):
+        for name in shape.inbox():
             self.host[name].fill(0)
-        self.host["sample_ints"].fill(0)
-        self.host["sample_floats"].fill(0)
+        self._used = shape.rows
+        self.use(0)
+
+    def use(self, rows: int) -> None:
+        """Declares the inbox's first `rows` rows as used: those used before are surplus now.
+
+        Whoever calls it writes these rows; surplus rows keep ids and sequences of earlier steps.
+        """
+        for name in ("position", "slot", "rope_row"):
+            self.host[name][rows : self._used] = -1
+        self._used = rows
 
     def send(self, queue: Queue) -> None:
         """Copies the inbox to the device: a step's first operation."""

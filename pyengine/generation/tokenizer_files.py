@@ -10,10 +10,13 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from pyengine.errors import ConfigError
+from pyengine.errors import ConfigError, EngineError
 from pyengine.generation.gguf_tokenizer import load_gguf_tokenizer
 from pyengine.generation.tokenizer import Tokenizer, set_added_ends
 
+_MALFORMED = (
+    AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -24,7 +27,12 @@ def load_tokenizer(path: Path) -> Tokenizer | None:
         ConfigError: a file is damaged or a link dangles; named.
         UnsupportedModelError: a kind of tokenizer that is not known; named.
     """
-    return load_gguf_tokenizer(path) if path.suffix == ".gguf" else _load_directory(path)
+    try:
+        return load_gguf_tokenizer(path) if path.suffix == ".gguf" else _load_directory(path)
+    except EngineError:
+        raise
+    except _MALFORMED as error:  # values of a type that nothing else says
+        raise ConfigError(f"{path}: its tokenizer is malformed: {error!r}") from error
 
 
 def _read_text(path: Path) -> str | None:

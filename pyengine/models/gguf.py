@@ -254,7 +254,10 @@ class GGUFCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.header = read_header(path)
-        self.config = config_from_header(self.header)
+        try:
+            self.config = config_from_header(self.header)
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError) as error:
+            raise ConfigError(f"{path}: its metadata is malformed: {error!r}") from error
         self._tensors = {
             _hugging_face_name(name): (name, info)
             for name, info in self.header.tensors.items()

@@ -167,6 +167,14 @@ def test_an_interrupt_ends_cleanly() -> None:
     assert b"interrupted" in errors and b"Traceback" not in errors
 
 
+def test_output_that_cannot_be_written_is_said() -> None:
+    words = [sys.executable, "-m", "pyengine", "generate", "demo", "The king", *OPTIONS]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert b"cannot write" in done.stderr and b"Traceback" not in done.stderr
+
+
 def test_a_reader_that_goes_away_is_met_in_silence() -> None:
     command = f"{sys.executable} -m pyengine generate demo 'The king' --device cpu --json | true"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True)

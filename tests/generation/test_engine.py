@@ -1,4 +1,4 @@
-"""The engine as programs embed it: same bits however work is cut, one call a token, clear errors."""
+"""The engine as programs embed it: the same bits however work is cut, and clear errors."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ BASE_ADDRESS = 0x5_0000_0000  # above 4 GiB: a 32-bit address is out of bounds
 SHARED_BASE = 235  # operand: where the LDS appears among flat addresses
 SHARED_APERTURE = 0x1_0000 << 32
 STEP_LIMIT = 20_000_000
-CODE_END = 0xBF9F0000  # s_code_end, which follows every kernel
+CODE_END = 0xBF9F0000  # s_code_end, which follows the last kernel
 
 Step = Callable[["Wave"], "int | None"]
 Read = Callable[["Wave"], Array]
@@ -423,9 +423,10 @@ class Machine:
     def unknown_instructions(self) -> list[str]:
         """Instructions of all kernels that could not be executed, whether or not a launch gets to them."""
         unknown = set()
-        for kernel in self.code.kernels:
-            pc = self.code.descriptor(kernel).entry
-            while int.from_bytes(self.code.image[pc : pc + 4], "little") != CODE_END:
+        entries = sorted((self.code.descriptor(kernel).entry, kernel) for kernel in self.code.kernels)
+        ends = [entry for entry, _ in entries[1:]] + [len(self.code.image)]
+        for (pc, kernel), end in zip(entries, ends, strict=True):
+            while pc < end and int.from_bytes(self.code.image[pc : pc + 4], "little") != CODE_END:
                 try:
                     _, _, pc = self._decode(pc)
                 except NotImplementedError as reason:

@@ -112,15 +112,17 @@ def kernel_facts(code: CodeObject) -> list[KernelFacts]:
 
 
 def _functions(code: CodeObject) -> dict[str, Counter[str]]:
-    """Mnemonics of each function, padding left out."""
+    """Mnemonics of each function, the padding behind it left out."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "code.o"
         path.write_bytes(code.data)
         text = toolchain.disassemble(path, code.machine)
     functions = {}
     for found in re.finditer(r"^[0-9a-f]+ <(\w+)>:\n(.*?)(?=^[0-9a-f]+ <|\Z)", text, re.M | re.S):
-        lines = (line.split() for line in found[2].splitlines() if line.startswith("\t"))
-        functions[found[1]] = Counter(words[0] for words in lines if words and words[0] != "s_code_end")
+        names = [line.split()[0] for line in found[2].splitlines() if line.startswith("\t") and line.split()]
+        while names and names[-1] in ("s_code_end", "s_nop", "s_trap"):
+            names.pop()
+        functions[found[1]] = Counter(names)
     return functions
 
 

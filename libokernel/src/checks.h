@@ -1,7 +1,7 @@
 // checks.h: what each operation requires of its arguments, in the words a caller reads; one text for every backend.
 //
-// check_<op> returns OK_SUCCESS, or OK_ERR_INVALID_ARGUMENT with "<function>: argument=value must be ...". Pointers that
-// only rows need may be null where rows == 0.
+// check_<op> returns OK_SUCCESS, or OK_ERR_INVALID_ARGUMENT with "<function>: argument=value must be ...". Pointers
+// that only rows need may be null where rows == 0.
 #pragma once
 #include <cstdint>
 
@@ -11,14 +11,13 @@
 namespace ok {
 namespace {
 
-#define CHECK(condition, ...)                                            \
-    do {                                                                 \
+#define CHECK(condition, ...)                                              \
+    do {                                                                   \
         if (!(condition)) return ok::fail_argument(function, __VA_ARGS__); \
     } while (0)
 #define CHECK_POINTER(pointer) CHECK((pointer) != nullptr, #pointer " is null")
-#define CHECK_SIZE(size, least) \
-    CHECK((size) >= (least), #size "=%lld must be >= " #least, static_cast<long long>(size))
-#define CHECK_STRIDE(stride, least, text)                                                                \
+#define CHECK_SIZE(size, least) CHECK((size) >= (least), #size "=%lld must be >= " #least, static_cast<long long>(size))
+#define CHECK_STRIDE(stride, least, text)                                                                  \
     CHECK((stride) >= (least), #stride "=%lld must be >= " text " = %lld", static_cast<long long>(stride), \
           static_cast<long long>(least))
 
@@ -28,10 +27,10 @@ constexpr int64_t kMaxHeadDim = 1024;
 inline bool is_float_dtype(ok_dtype dtype) { return dtype == OK_F32 || dtype == OK_F16 || dtype == OK_BF16; }
 inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dtype == OK_Q8_0; }
 
-#define CHECK_MATRIX_DTYPE(dtype)                                                                \
+#define CHECK_MATRIX_DTYPE(dtype)                                                                  \
     CHECK(ok::is_matrix_dtype(dtype), #dtype "=%d must be 0 (f32), 1 (f16), 2 (bf16) or 3 (q8_0)", \
           static_cast<int>(dtype))
-#define CHECK_SIDE(side)                                                                   \
+#define CHECK_SIDE(side) \
     CHECK((side) > 0 && (side) <= ok::kMaxSide, #side "=%lld must be in 1..2^31", static_cast<long long>(side))
 
 [[maybe_unused]] ok_status check_matrix(const char *function, ok_dtype dtype, int64_t out, int64_t in) {
@@ -49,8 +48,8 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
 }
 
 [[maybe_unused]] ok_status check_matrix_pack(const char *function, const ok_queue *queue, const void *packed,
-                                             ok_dtype dtype, int64_t out, int64_t in, int64_t first_row, const void *src,
-                                             ok_dtype src_dtype, int64_t rows) {
+                                             ok_dtype dtype, int64_t out, int64_t in, int64_t first_row,
+                                             const void *src, ok_dtype src_dtype, int64_t rows) {
     CHECK_POINTER(queue);
     if (ok_status status = check_matrix(function, dtype, out, in)) return status;
     CHECK_MATRIX_DTYPE(src_dtype);
@@ -118,9 +117,9 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
     return OK_SUCCESS;
 }
 
-[[maybe_unused]] ok_status check_embedding(const char *function, const ok_queue *queue, const float *y, const void *table,
-                                           ok_dtype dtype, const int32_t *ids, int64_t rows, int64_t vocab,
-                                           int64_t cols) {
+[[maybe_unused]] ok_status check_embedding(const char *function, const ok_queue *queue, const float *y,
+                                           const void *table, ok_dtype dtype, const int32_t *ids, int64_t rows,
+                                           int64_t vocab, int64_t cols) {
     CHECK_POINTER(queue);
     CHECK_POINTER(y);
     CHECK_POINTER(table);
@@ -192,8 +191,9 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
     return OK_SUCCESS;
 }
 
-[[maybe_unused]] ok_status check_gather_rows(const char *function, const ok_queue *queue, const float *y, const float *x,
-                                             const int32_t *index, int64_t rows, int64_t x_rows, int64_t cols) {
+[[maybe_unused]] ok_status check_gather_rows(const char *function, const ok_queue *queue, const float *y,
+                                             const float *x, const int32_t *index, int64_t rows, int64_t x_rows,
+                                             int64_t cols) {
     CHECK_POINTER(queue);
     CHECK_POINTER(y);
     CHECK_POINTER(x);
@@ -219,7 +219,8 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
                                           int64_t head_dim, int64_t tile_elements) {
     constexpr int64_t limit = int64_t{1} << 40;
     CHECK(is_float_dtype(dtype), "dtype=%d must be f32, f16 or bf16", static_cast<int>(dtype));
-    CHECK(blocks > 0 && blocks <= INT32_MAX, "blocks=%lld must be between 1 and 2^31 - 1", static_cast<long long>(blocks));
+    CHECK(blocks > 0 && blocks <= INT32_MAX, "blocks=%lld must be between 1 and 2^31 - 1",
+          static_cast<long long>(blocks));
     CHECK(head_dim > 0 && head_dim <= kMaxHeadDim, "head_dim=%lld must be between 1 and %lld",
           static_cast<long long>(head_dim), static_cast<long long>(kMaxHeadDim));
     CHECK(kv_heads > 0 && kv_heads <= limit / blocks / tile_elements,
@@ -227,10 +228,10 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
     return OK_SUCCESS;
 }
 
-[[maybe_unused]] ok_status check_kv_append(const char *function, const ok_queue *queue, const void *cache, ok_dtype dtype,
-                                           int64_t blocks, const float *k, const float *v, int64_t stride,
-                                           const int32_t *slot, int64_t rows, int64_t kv_heads, int64_t head_dim,
-                                           int64_t tile_elements) {
+[[maybe_unused]] ok_status check_kv_append(const char *function, const ok_queue *queue, const void *cache,
+                                           ok_dtype dtype, int64_t blocks, const float *k, const float *v,
+                                           int64_t stride, const int32_t *slot, int64_t rows, int64_t kv_heads,
+                                           int64_t head_dim, int64_t tile_elements) {
     CHECK_POINTER(queue);
     CHECK_POINTER(cache);
     CHECK_POINTER(k);
@@ -245,9 +246,9 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
 [[maybe_unused]] ok_status check_attention(const char *function, const ok_queue *queue, const float *y, const float *q,
                                            int64_t q_stride, const void *cache, ok_dtype dtype, int64_t blocks,
                                            const int32_t *block_table, int64_t sequences, int64_t blocks_per_sequence,
-                                           const int32_t *sequence, const int32_t *position, int64_t rows, int64_t heads,
-                                           int64_t kv_heads, int64_t head_dim, int64_t window, float scale,
-                                           int64_t tile_elements) {
+                                           const int32_t *sequence, const int32_t *position, int64_t rows,
+                                           int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window,
+                                           float scale, int64_t tile_elements) {
     CHECK_POINTER(queue);
     CHECK_POINTER(y);
     CHECK_POINTER(q);

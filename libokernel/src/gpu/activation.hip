@@ -15,23 +15,26 @@ DEVICE float times_sigmoid(float x, float t) {
 template <int activation>
 DEVICE float activated(float x) {
     switch (activation) {
-        case OK_SILU: return times_sigmoid(x, x);
+        case OK_SILU:
+            return times_sigmoid(x, x);
         case OK_GELU_TANH:  // 0.5 (1 + tanh(u)) = sigmoid(2 u)
             return times_sigmoid(x, 1.5957691216057308f * fmaf(0.044715f * x * x, x, x));
-        case OK_GELU_ERF: return 0.5f * x * erfcf(x * -0.7071067811865476f);
-        default: return x > 0.0f || x != x ? x : 0.0f;
+        case OK_GELU_ERF:
+            return 0.5f * x * erfcf(x * -0.7071067811865476f);
+        default:
+            return x > 0.0f || x != x ? x : 0.0f;
     }
 }
 
-#define ACTIVATION_KERNELS(name, activation)                                               \
-    KERNEL activate_##name##_kernel(float *y, const float *x, int64_t n) {                 \
-        const int64_t i = global_thread();                                                 \
-        if (i < n) y[i] = activated<activation>(x[i]);                                     \
-    }                                                                                      \
-    KERNEL activate_gated_##name##_kernel(float *y, const float *x, int64_t cols) {        \
-        const int64_t row = blockIdx.x, c = column();                                      \
-        const float *gate = x + row * 2 * cols, *up = gate + cols;                         \
-        if (c < cols) y[row * cols + c] = activated<activation>(gate[c]) * up[c];          \
+#define ACTIVATION_KERNELS(name, activation)                                        \
+    KERNEL activate_##name##_kernel(float *y, const float *x, int64_t n) {          \
+        const int64_t i = global_thread();                                          \
+        if (i < n) y[i] = activated<activation>(x[i]);                              \
+    }                                                                               \
+    KERNEL activate_gated_##name##_kernel(float *y, const float *x, int64_t cols) { \
+        const int64_t row = blockIdx.x, c = column();                               \
+        const float *gate = x + row * 2 * cols, *up = gate + cols;                  \
+        if (c < cols) y[row * cols + c] = activated<activation>(gate[c]) * up[c];   \
     }
 ACTIVATION_KERNELS(silu, OK_SILU)
 ACTIVATION_KERNELS(gelu_tanh, OK_GELU_TANH)
@@ -40,17 +43,21 @@ ACTIVATION_KERNELS(relu, OK_RELU)
 
 }  // namespace ok
 
-// ---- launchers ---------------------------------------------------------------------------------------------------------
+// ---- launchers ----------------------------------------------------------------------------------------------------
 
 ok_status ok_activate(ok_queue *queue, float *y, const float *x, ok_activation activation, int64_t n) {
     if (ok_status status = ok::check_activate(__func__, queue, y, x, activation, n)) return status;
     if (n == 0) return OK_SUCCESS;
     const ok::Grid grid = {ok::ceil_div(n, ok::kBlock)};
     switch (activation) {
-        case OK_SILU: return LAUNCH(queue, activate_silu_kernel, grid, ok::kBlock, y, x, n);
-        case OK_GELU_TANH: return LAUNCH(queue, activate_gelu_tanh_kernel, grid, ok::kBlock, y, x, n);
-        case OK_GELU_ERF: return LAUNCH(queue, activate_gelu_erf_kernel, grid, ok::kBlock, y, x, n);
-        default: return LAUNCH(queue, activate_relu_kernel, grid, ok::kBlock, y, x, n);
+        case OK_SILU:
+            return LAUNCH(queue, activate_silu_kernel, grid, ok::kBlock, y, x, n);
+        case OK_GELU_TANH:
+            return LAUNCH(queue, activate_gelu_tanh_kernel, grid, ok::kBlock, y, x, n);
+        case OK_GELU_ERF:
+            return LAUNCH(queue, activate_gelu_erf_kernel, grid, ok::kBlock, y, x, n);
+        default:
+            return LAUNCH(queue, activate_relu_kernel, grid, ok::kBlock, y, x, n);
     }
 }
 
@@ -60,9 +67,13 @@ ok_status ok_activate_gated(ok_queue *queue, float *y, const float *x, ok_activa
     if (rows == 0) return OK_SUCCESS;
     const ok::Grid grid = {rows, ok::ceil_div(cols, ok::kBlock)};
     switch (activation) {
-        case OK_SILU: return LAUNCH(queue, activate_gated_silu_kernel, grid, ok::kBlock, y, x, cols);
-        case OK_GELU_TANH: return LAUNCH(queue, activate_gated_gelu_tanh_kernel, grid, ok::kBlock, y, x, cols);
-        case OK_GELU_ERF: return LAUNCH(queue, activate_gated_gelu_erf_kernel, grid, ok::kBlock, y, x, cols);
-        default: return LAUNCH(queue, activate_gated_relu_kernel, grid, ok::kBlock, y, x, cols);
+        case OK_SILU:
+            return LAUNCH(queue, activate_gated_silu_kernel, grid, ok::kBlock, y, x, cols);
+        case OK_GELU_TANH:
+            return LAUNCH(queue, activate_gated_gelu_tanh_kernel, grid, ok::kBlock, y, x, cols);
+        case OK_GELU_ERF:
+            return LAUNCH(queue, activate_gated_gelu_erf_kernel, grid, ok::kBlock, y, x, cols);
+        default:
+            return LAUNCH(queue, activate_gated_relu_kernel, grid, ok::kBlock, y, x, cols);
     }
 }

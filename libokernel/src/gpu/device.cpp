@@ -1,4 +1,5 @@
-// device.cpp: GPUs as devices: how many, their names and memory, whether this build has code for them; and their arenas.
+// device.cpp: GPUs as devices: how many, their names and memory, whether this build has code for them; and their
+// arenas.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -11,7 +12,7 @@
 
 namespace {
 
-// ---- arenas, so that a copy can tell pinned and device memory from pageable memory -------------------------------------
+// ---- arenas, so that a copy can tell pinned and device memory from pageable memory --------------------------------
 
 constexpr int kMaxArenas = 256;
 struct Range {
@@ -39,7 +40,7 @@ void forget(const char *begin) {
     pthread_mutex_unlock(&arenas_lock);
 }
 
-// ---- devices -----------------------------------------------------------------------------------------------------------
+// ---- devices ------------------------------------------------------------------------------------------------------
 
 // The process in which the runtime was first used: a GPU's runtime does not survive fork.
 pid_t first_process;
@@ -50,8 +51,8 @@ ok_status count_devices(const char *function, int *count) {
     pid_t expected = 0, self = getpid();
     if (!__atomic_compare_exchange_n(&first_process, &expected, self, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) &&
         expected != self)
-        return ok::fail(OK_ERR_UNAVAILABLE, "%s: the GPU was first used before fork, in process %d; use spawn", function,
-                        static_cast<int>(expected));
+        return ok::fail(OK_ERR_UNAVAILABLE, "%s: the GPU was first used before fork, in process %d; use spawn",
+                        function, static_cast<int>(expected));
     int error = gpu->get_device_count(count);
     if (error || *count < 1) return ok::no_device(function, error);
     return OK_SUCCESS;
@@ -106,7 +107,8 @@ ok_status ok::arena_reserve(ok_arena *arena, uint64_t bytes) {
         size_t free = 0, total = 0;
         if (!on_device) return fail_host_memory(function, bytes, "pinned host memory");
         if (gpu->get_memory(&free, &total)) free = total = 0;
-        return fail_memory(function, bytes, free, total, "lower max_context, max_batch or kv_tokens, or use a smaller dtype");
+        return fail_memory(function, bytes, free, total,
+                           "lower max_context, max_batch or kv_tokens, or use a smaller dtype");
     }
     if (!remember(static_cast<char *>(memory), bytes)) {
         on_device ? gpu->release(memory) : gpu->release_host(memory);
@@ -140,7 +142,8 @@ ok_status ok_device_name(int32_t device, char *host_name, char *host_arch, int64
     if (ok_status status = check_device(__func__, device)) return status;
     const ok::Runtime *gpu = ok::runtime(__func__);
     const int limit = size < 4096 ? static_cast<int>(size) : 4096;
-    if (ok_status status = ok::check_runtime(gpu->get_name(host_name, limit, device), __func__, "get_name")) return status;
+    if (ok_status status = ok::check_runtime(gpu->get_name(host_name, limit, device), __func__, "get_name"))
+        return status;
     return ok::check_runtime(gpu->get_arch(host_arch, limit, device), __func__, "get_arch");
 }
 
@@ -161,7 +164,8 @@ ok_status ok_device_usable(int32_t device) {
     if (ok_status status = check_device(__func__, device)) return status;
     const ok::Runtime *gpu = ok::runtime(__func__);
     char arch[64];
-    if (ok_status status = ok::check_runtime(gpu->get_arch(arch, sizeof arch, device), __func__, "get_arch")) return status;
+    if (ok_status status = ok::check_runtime(gpu->get_arch(arch, sizeof arch, device), __func__, "get_arch"))
+        return status;
     return gpu->usable(__func__, device, arch);
 }
 
@@ -184,6 +188,6 @@ const char *ok_path() { return ""; }
 ok_status ok_set_path(const char *host_name) {
     OK_REQUIRE_POINTER(host_name);
     if (!*host_name) return OK_SUCCESS;
-    return ok::fail(OK_ERR_UNSUPPORTED, "%s: host_name=%s: the %s build has no instruction-set paths", __func__, host_name,
-                    OKERNEL_BACKEND);
+    return ok::fail(OK_ERR_UNSUPPORTED, "%s: host_name=%s: the %s build has no instruction-set paths", __func__,
+                    host_name, OKERNEL_BACKEND);
 }

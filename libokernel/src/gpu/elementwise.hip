@@ -24,21 +24,21 @@ KERNEL count_nonfinite_kernel(int32_t *count, const float *x, const int32_t *act
 
 }  // namespace ok
 
-// ---- launchers ---------------------------------------------------------------------------------------------------------
+// ---- launchers ----------------------------------------------------------------------------------------------------
 
 ok_status ok_gather_rows(ok_queue *queue, float *y, const float *x, const int32_t *index, const int32_t *active,
                          int64_t rows, int64_t x_rows, int64_t cols) {
     if (ok_status status = ok::check_gather_rows(__func__, queue, y, x, index, rows, x_rows, cols)) return status;
     if (rows == 0) return OK_SUCCESS;
-    return LAUNCH(queue, gather_rows_kernel, {rows, ok::ceil_div(cols, ok::kBlock)}, ok::kBlock, y, x, index, active, rows,
-                  x_rows, cols);
+    return LAUNCH(queue, gather_rows_kernel, {rows, ok::ceil_div(cols, ok::kBlock)}, ok::kBlock, y, x, index, active,
+                  rows, x_rows, cols);
 }
 
 ok_status ok_count_nonfinite(ok_queue *queue, int32_t *count, const float *x, const int32_t *active, int64_t rows,
                              int64_t cols) {
     if (ok_status status = ok::check_count_nonfinite(__func__, queue, count, x, rows, cols)) return status;
     if (rows == 0) return OK_SUCCESS;
-    int64_t blocks = ok::ceil_div(rows * cols, 8 * ok::kBlock);
+    int64_t blocks = ok::ceil_div(rows * cols, 2 * ok::kBlock);
     if (blocks > 1024) blocks = 1024;
     return LAUNCH(queue, count_nonfinite_kernel, {blocks}, ok::kBlock, count, x, active, rows, cols);
 }

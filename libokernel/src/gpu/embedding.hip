@@ -17,9 +17,9 @@ DEVICE void embed(float *y, const void *table, const int32_t *ids, const float *
     y[row * cols + c] = value;
 }
 
-#define EMBEDDING_KERNEL(name, Weights)                                                                             \
+#define EMBEDDING_KERNEL(name, Weights)                                                                                \
     KERNEL name(float *y, const void *table, const int32_t *ids, const float *residual, int64_t vocab, int64_t cols) { \
-        embed<Weights>(y, table, ids, residual, vocab, cols);                                                       \
+        embed<Weights>(y, table, ids, residual, vocab, cols);                                                          \
     }
 EMBEDDING_KERNEL(embedding_f32_kernel, FloatMatrix<float>)
 EMBEDDING_KERNEL(embedding_f16_kernel, FloatMatrix<f16>)
@@ -28,7 +28,7 @@ EMBEDDING_KERNEL(embedding_q8_0_kernel, Q8Matrix)
 
 }  // namespace ok
 
-// ---- launchers ---------------------------------------------------------------------------------------------------------
+// ---- launchers ----------------------------------------------------------------------------------------------------
 
 ok_status ok_embedding(ok_queue *queue, float *y, const void *table, ok_dtype dtype, const int32_t *ids,
                        const float *residual, int64_t rows, int64_t vocab, int64_t cols) {

@@ -7,9 +7,9 @@
 //   RDNA2           v_dot2_f32_f16 on a tile of lanes      gfx1030 (f16; it has no bf16 product)
 //   all             fused multiply-add on a tile of lanes  f32; and what no unit takes, widened (MatrixType)
 //
-// Fragment<T> gives: K, the depth of one step; kUnroll, steps to unroll; Left and Right, what a lane holds of 16 rows of each operand; Sum; load_left
-// and load_right from a tile in LDS, tile[row * stride + k], rows aligned to 16 bytes; multiply; and where sum i of this lane
-// stands: row(i) of the left operand, column(i) = row of the right one.
+// Fragment<T> gives: K, the depth of one step; kUnroll, steps to unroll; Left and Right, what a lane holds of 16 rows
+// of each operand; Sum; load_left and load_right from a tile in LDS, tile[row * stride + k], rows aligned to 16 bytes;
+// multiply; and where sum i of this lane stands: row(i) of the left operand, column(i) = row of the right one.
 #pragma once
 #include "gpu.h"
 
@@ -141,8 +141,10 @@ struct UnitFragment {
     };
     static __device__ Left load_left(const T *tile, int stride) {
         Left left;
-        memcpy(&left.value, __builtin_assume_aligned(tile + (lane_index() % 16) * stride + held_from(), 2 * kUnitValues < 16 ? 8 : 16),
-               sizeof left.value);
+        memcpy(
+            &left.value,
+            __builtin_assume_aligned(tile + (lane_index() % 16) * stride + held_from(), 2 * kUnitValues < 16 ? 8 : 16),
+            sizeof left.value);
         return left;
     }
     static __device__ Right load_right(const T *tile, int stride) { return load_left(tile, stride); }
@@ -181,7 +183,8 @@ DEVICE void load_tiles(uint32_t *to, const void *row) {
                  : "memory");
 }
 
-// Sixteen bytes from global memory to LDS without passing a register; they count as one group with all since the last fence.
+// Sixteen bytes from global memory to LDS without passing a register; they count as one group with all since the last
+// fence.
 DEVICE void copy_async(void *to, const void *from) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");

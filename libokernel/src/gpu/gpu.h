@@ -1,8 +1,8 @@
-// gpu.h: the language the kernels are written in: one vocabulary for AMD, NVIDIA, the CPU stand-in, and a host compiler.
+// gpu.h: the language the kernels are written in, the same for AMD, NVIDIA, the CPU stand-in and a host compiler.
 //
 // A kernel file holds kernels and, below them, the launchers. It is read by four compilers:
-//   clang for AMD (device code only), nvcc, clang with the stand-in for <hip/hip_runtime.h> (tests), and, for the host half
-//   of the HIP build, an ordinary compiler that only looks at the kernels' parameter types (OK_HOST_HALF).
+//   clang for AMD (device code only), nvcc, clang with the stand-in for <hip/hip_runtime.h> (tests), and, for the host
+//   half of the HIP build, an ordinary compiler that only looks at the kernels' parameter types (OK_HOST_HALF).
 // Kernels take pointers and scalars, are extern "C", and never mention a wave size: kWave is the one constant.
 #pragma once
 #include <stdint.h>
@@ -17,8 +17,8 @@
 #endif
 
 #define DEVICE static __device__ __forceinline__
-// Blocks have 256 threads unless a launcher says fewer. `blocks`: that should fit on one multiprocessor, which bounds the
-// registers on NVIDIA; clang finds that balance itself.
+// Blocks have 256 threads unless a launcher says fewer. `blocks`: that should fit on one multiprocessor, which bounds
+// the registers on NVIDIA; clang finds that balance itself.
 #if defined(__CUDACC__)
 #define KERNEL_OF(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #else
@@ -44,7 +44,7 @@ DEVICE int lane_index() { return threadIdx.x % kWave; }
 DEVICE int wave_index() { return threadIdx.x / kWave; }
 DEVICE int wave_count() { return (blockDim.x + kWave - 1) / kWave; }
 
-// ---- what the lanes of a wave do together; all lanes of the wave must take part ---------------------------------------
+// ---- what the lanes of a wave do together; all lanes of the wave must take part -----------------------------------
 
 #if defined(__CUDACC__)
 template <class T>
@@ -113,7 +113,7 @@ DEVICE T reduce_block(T value) {
     return value;
 }
 
-// ---- storage types ----------------------------------------------------------------------------------------------------
+// ---- storage types ------------------------------------------------------------------------------------------------
 
 #if defined(__CUDACC__)
 typedef __half f16;
@@ -149,8 +149,8 @@ __device__ __forceinline__ bf16 narrow<bf16>(float x) {
 
 DEVICE bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
-// Loads and stores a trivial type of 4, 8 or 16 bytes, which is its alignment, in one instruction. (On clang a native vector:
-// of a struct of four words it would make loads of the members that are used.)
+// Loads and stores a trivial type of 4, 8 or 16 bytes, which is its alignment, in one instruction. (On clang a native
+// vector: of a struct of four words it would make loads of the members that are used.)
 #if defined(__clang__) && !defined(__CUDACC__)
 typedef uint32_t Words2 __attribute__((ext_vector_type(2)));
 typedef uint32_t Words4 __attribute__((ext_vector_type(4)));

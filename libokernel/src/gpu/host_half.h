@@ -1,5 +1,5 @@
-// host_half.h: just enough for an ordinary C++ compiler to parse the kernels. It needs their parameter types to launch them
-// through HIP's module interface; their bodies are inline functions that nothing calls, so no code comes of them.
+// host_half.h: just enough for an ordinary C++ compiler to parse the kernels. It needs their parameter types to launch
+// them through HIP's module interface; their bodies are inline functions that nothing calls, so no code comes of them.
 #pragma once
 #include <math.h>
 #include <stdint.h>

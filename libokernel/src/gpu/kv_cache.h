@@ -1,7 +1,7 @@
 // kv_cache.h: how one layer's paged cache of keys and values lies in a GPU's memory.
 //
-// A block holds OK_KV_BLOCK_SIZE tokens; in it each kv head has its keys, (tokens, padded head_dim), then its values, the
-// same. head_dim is padded with zeros to a multiple of 8, so that a lane's 8 values are aligned.
+// A block holds OK_KV_BLOCK_SIZE tokens; in it each kv head has its keys, (tokens, padded head_dim), then its values,
+// the same. head_dim is padded with zeros to a multiple of 8, so that a lane's 8 values are aligned.
 #pragma once
 #include "gpu.h"
 

@@ -20,10 +20,10 @@ DEVICE void append(T *cache, int64_t blocks, const float *k, const float *v, int
     cache[layout.value(block, head, token) + d] = narrow<T>(d < head_dim ? v[from] : 0.0f);
 }
 
-#define APPEND_KERNEL(name, T)                                                                                       \
-    KERNEL name(void *cache, int64_t blocks, const float *k, const float *v, int64_t stride, const int32_t *slots,   \
-                int64_t kv_heads, int64_t head_dim) {                                                                \
-        append(static_cast<T *>(cache), blocks, k, v, stride, slots, kv_heads, head_dim);                            \
+#define APPEND_KERNEL(name, T)                                                                                     \
+    KERNEL name(void *cache, int64_t blocks, const float *k, const float *v, int64_t stride, const int32_t *slots, \
+                int64_t kv_heads, int64_t head_dim) {                                                              \
+        append(static_cast<T *>(cache), blocks, k, v, stride, slots, kv_heads, head_dim);                          \
     }
 APPEND_KERNEL(kv_append_f32_kernel, float)
 APPEND_KERNEL(kv_append_f16_kernel, f16)
@@ -31,7 +31,7 @@ APPEND_KERNEL(kv_append_bf16_kernel, bf16)
 
 }  // namespace ok
 
-// ---- launchers ---------------------------------------------------------------------------------------------------------
+// ---- launchers ----------------------------------------------------------------------------------------------------
 
 ok_status ok_kv_cache_bytes(ok_dtype dtype, int64_t blocks, int64_t kv_heads, int64_t head_dim, uint64_t *host_bytes) {
     OK_REQUIRE_POINTER(host_bytes);
@@ -44,10 +44,11 @@ ok_status ok_kv_cache_bytes(ok_dtype dtype, int64_t blocks, int64_t kv_heads, in
 ok_status ok_kv_append(ok_queue *queue, void *cache, ok_dtype dtype, int64_t blocks, const float *k, const float *v,
                        int64_t stride, const int32_t *slot, int64_t rows, int64_t kv_heads, int64_t head_dim) {
     const ok::KVLayout layout(kv_heads, head_dim < 1 ? 1 : head_dim);
-    if (ok_status status = ok::check_kv_append(__func__, queue, cache, dtype, blocks, k, v, stride, slot, rows, kv_heads,
-                                               head_dim, layout.tile_elements()))
+    if (ok_status status = ok::check_kv_append(__func__, queue, cache, dtype, blocks, k, v, stride, slot, rows,
+                                               kv_heads, head_dim, layout.tile_elements()))
         return status;
     if (rows == 0) return OK_SUCCESS;
     const ok::Grid grid = {rows, ok::ceil_div(kv_heads * layout.padded_dim, ok::kBlock)};
-    return LAUNCH_FLOAT(kv_append, dtype, queue, grid, ok::kBlock, cache, blocks, k, v, stride, slot, kv_heads, head_dim);
+    return LAUNCH_FLOAT(kv_append, dtype, queue, grid, ok::kBlock, cache, blocks, k, v, stride, slot, kv_heads,
+                        head_dim);
 }

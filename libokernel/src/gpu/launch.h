@@ -13,7 +13,8 @@ struct Grid {
 constexpr int kMaxArguments = 24;
 
 // Runs `kernel` now or records it. `kernel` is what KERNEL_HANDLE made; each argument lies in a word of its own.
-ok_status launch(ok_queue *queue, const void *kernel, Grid grid, int32_t threads, const uint64_t *arguments, int32_t count);
+ok_status launch(ok_queue *queue, const void *kernel, Grid grid, int32_t threads, const uint64_t *arguments,
+                 int32_t count);
 
 // Converts the launcher's arguments to the kernel's own parameter types and packs them.
 template <class Signature>
@@ -37,10 +38,10 @@ struct KernelSlot {
     const char *name;
     void *function[16];
 };
-#define KERNEL_HANDLE(kernel)                           \
-    ([]() -> const void * {                             \
-        static ok::KernelSlot slot = {#kernel, {}};     \
-        return &slot;                                   \
+#define KERNEL_HANDLE(kernel)                       \
+    ([]() -> const void * {                         \
+        static ok::KernelSlot slot = {#kernel, {}}; \
+        return &slot;                               \
     }())
 #elif defined(__CUDACC__)
 #define KERNEL_HANDLE(kernel) reinterpret_cast<const void *>(&ok::kernel)
@@ -57,10 +58,10 @@ struct KernelSlot {
     (ok::Launcher<decltype(ok::kernel)>::launch(queue, KERNEL_HANDLE(kernel), grid, threads, __VA_ARGS__))
 
 // The same for <op>_f32_kernel, _f16_, _bf16_ and, of weight matrices, _q8_0_.
-#define LAUNCH_FLOAT(op, dtype, queue, grid, threads, ...)                              \
-    ((dtype) == OK_F32   ? LAUNCH(queue, op##_f32_kernel, grid, threads, __VA_ARGS__)   \
-     : (dtype) == OK_F16 ? LAUNCH(queue, op##_f16_kernel, grid, threads, __VA_ARGS__)   \
+#define LAUNCH_FLOAT(op, dtype, queue, grid, threads, ...)                            \
+    ((dtype) == OK_F32   ? LAUNCH(queue, op##_f32_kernel, grid, threads, __VA_ARGS__) \
+     : (dtype) == OK_F16 ? LAUNCH(queue, op##_f16_kernel, grid, threads, __VA_ARGS__) \
                          : LAUNCH(queue, op##_bf16_kernel, grid, threads, __VA_ARGS__))
-#define LAUNCH_MATRIX(op, dtype, queue, grid, threads, ...)                              \
-    ((dtype) == OK_Q8_0 ? LAUNCH(queue, op##_q8_0_kernel, grid, threads, __VA_ARGS__)   \
+#define LAUNCH_MATRIX(op, dtype, queue, grid, threads, ...)                           \
+    ((dtype) == OK_Q8_0 ? LAUNCH(queue, op##_q8_0_kernel, grid, threads, __VA_ARGS__) \
                         : LAUNCH_FLOAT(op, dtype, queue, grid, threads, __VA_ARGS__))

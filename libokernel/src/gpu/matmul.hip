@@ -1,10 +1,10 @@
 // matmul.hip: y = x W^T (+ bias) (+ residual).
 //
-// Up to 16 rows: a wave walks along rows of W, 16 bytes a lane and load, and adds its lanes' sums at the end (`vector`). This
-// is bound by reading W once; x comes from the cache. More rows: a block computes a tile of y through the matrix unit
-// (fragment.h), both operands staged in LDS, the next step's loads under way while this one multiplies (`tiled`: 64 x 64,
-// `wide`: 128 x 128). f16 and bf16 round x to the type of W first; `wide` does it once, into the queue's scratch. f32 and
-// q8_0 multiply in f32. Sums are f32 and run along k in an order of the variant's own.
+// Up to 16 rows: a wave walks along rows of W, 16 bytes a lane and load, and adds its lanes' sums at the end
+// (`vector`). This is bound by reading W once; x comes from the cache. More rows: a block computes a tile of y through
+// the matrix unit (fragment.h), both operands staged in LDS, the next step's loads under way while this one multiplies
+// (`tiled`: 64 x 64, `wide`: 128 x 128). f16 and bf16 round x to the type of W first; `wide` does it once, into the
+// queue's scratch. f32 and q8_0 multiply in f32. Sums are f32 and run along k in an order of the variant's own.
 #include <type_traits>
 
 #include "checks.h"
@@ -19,7 +19,7 @@ constexpr int kWaveOutputs = 2;       // that a wave computes side by side
 constexpr int64_t kNarrowRows = 64;   // most rows for tiles of 64 x 64
 constexpr int64_t kEnoughTiles = 64;  // of 128 x 128, to keep a large card busy
 
-// ---- few rows ----------------------------------------------------------------------------------------------------------
+// ---- few rows -----------------------------------------------------------------------------------------------------
 
 // x[k .. k + N) as a matmul with weights of type T sees it. `whole`: aligned to 16 bytes and within the row.
 template <class T, int N, bool whole>
@@ -36,7 +36,8 @@ DEVICE void load_input(float *to, const float *x, int64_t k, int64_t in) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const float value = widen(narrow<T>(x[k + (i < last ? i : last)]));
-            // Zeros past the row: a q8_0 block may hold anything there. (A mask, for conditions crowd scalar registers.)
+            // Zeros past the row: a q8_0 block may hold anything there. (A mask, for conditions crowd scalar
+            // registers.)
             to[i] = __uint_as_float(__float_as_uint(value) & ~static_cast<uint32_t>((last - i) >> 31));
         }
     }
@@ -107,7 +108,7 @@ DEVICE void matmul_vector(float *y, const float *x, const void *packed, const fl
     }
 }
 
-// ---- many rows ---------------------------------------------------------------------------------------------------------
+// ---- many rows ----------------------------------------------------------------------------------------------------
 
 // Rows of x as an operand of a tile, rounded to T on their way into LDS.
 template <class T>
@@ -122,7 +123,8 @@ struct InputRows {
     bool aligned;
 
     __device__ InputRows(const void *rows, int64_t, int64_t cols)
-        : x(static_cast<const float *>(rows)), in(cols),
+        : x(static_cast<const float *>(rows)),
+          in(cols),
           aligned(cols % 4 == 0 && reinterpret_cast<uintptr_t>(rows) % 16 == 0) {}
     template <int N>
     __device__ Part<N> load(int64_t row, int64_t k) const {
@@ -180,8 +182,8 @@ struct Stage {
 
 // A wave's sums, with bias and residual, to y.
 template <class Unit, int kDown, int kAcross>
-DEVICE void write_tile(float *y, const typename Unit::Sum (&sum)[kDown][kAcross], const float *bias, const float *residual,
-                       int64_t first_row, int64_t first_out, int64_t rows, int64_t out) {
+DEVICE void write_tile(float *y, const typename Unit::Sum (&sum)[kDown][kAcross], const float *bias,
+                       const float *residual, int64_t first_row, int64_t first_out, int64_t rows, int64_t out) {
 #pragma unroll
     for (int m = 0; m < kDown; ++m)
 #pragma unroll
@@ -240,7 +242,8 @@ DEVICE void matmul_tile(float *y, const void *x, const void *packed, const float
         for (int step = 0; step < kStep; step += Unit::K) {
             typename Unit::Right columns[kAcross];
 #pragma unroll
-            for (int n = 0; n < kAcross; ++n) columns[n] = Unit::load_right(right_now + n * 16 * kStride + step, kStride);
+            for (int n = 0; n < kAcross; ++n)
+                columns[n] = Unit::load_right(right_now + n * 16 * kStride + step, kStride);
 #pragma unroll
             for (int m = 0; m < kDown; ++m) {
                 const typename Unit::Left lines = Unit::load_left(left_now + m * 16 * kStride + step, kStride);
@@ -298,10 +301,12 @@ DEVICE void matmul_pipeline(float *y, const T *x, const void *packed, const floa
             const int slot = step % kRing;
 #pragma unroll
             for (int i = 0; i < kLeftParts; ++i)
-                copy_async(left_tile[slot] + place(part_row + i * (kBlock / 4), part_chunk), left_from[i] + step * kStep);
+                copy_async(left_tile[slot] + place(part_row + i * (kBlock / 4), part_chunk),
+                           left_from[i] + step * kStep);
 #pragma unroll
             for (int i = 0; i < kRightParts; ++i)
-                copy_async(right_tile[slot] + place(part_row + i * (kBlock / 4), part_chunk), right_from[i] + step * kStep);
+                copy_async(right_tile[slot] + place(part_row + i * (kBlock / 4), part_chunk),
+                           right_from[i] + step * kStep);
         }
         close_copy_group();  // an empty one at the end, so that the count below holds
     };
@@ -354,8 +359,9 @@ KERNEL matmul_round_bf16_kernel(void *to, const float *x, const int32_t *active,
     round_rows(static_cast<bf16 *>(to), x, active, rows, in);
 }
 
-// x as q8_0's integer products see it: per row and 32 values, scale = max|x| / 127 and x rounded to a multiple of it, half to
-// even. The products are then the same up to f32 rounding. One thread a block; NaN where it holds an infinity or NaN.
+// x as q8_0's integer products see it: per row and 32 values, scale = max|x| / 127 and x rounded to a multiple of it,
+// half to even. The products are then the same up to f32 rounding. One thread a block; NaN where it holds an infinity
+// or NaN.
 KERNEL matmul_quantize_kernel(float *to, const float *x, const int32_t *active, int64_t rows, int64_t in) {
     const int64_t row = blockIdx.x, k = column() * kMatrixBlock;
     if (row >= active_rows(active, rows) || k >= in) return;
@@ -375,17 +381,17 @@ KERNEL matmul_quantize_kernel(float *to, const float *x, const int32_t *active, 
     for (int64_t i = 0; i < n; ++i) to[i] = rintf(x[i] * inverse) * scale;
 }
 
-#define MATMUL_KERNEL(name, blocks, T, ...)                                                                          \
-    KERNEL_OF(256, blocks)                                                                                           \
-    name(float *y, const void *x, const void *packed, const float *bias, const float *residual,                      \
-         const int32_t *active, int64_t rows, int64_t out, int64_t in) {                                             \
-        __VA_ARGS__(y, static_cast<const T *>(x), packed, bias, residual, active, rows, out, in);                    \
+#define MATMUL_KERNEL(name, blocks, T, ...)                                                                            \
+    KERNEL_OF(256, blocks)                                                                                             \
+    name(float *y, const void *x, const void *packed, const float *bias, const float *residual, const int32_t *active, \
+         int64_t rows, int64_t out, int64_t in) {                                                                      \
+        __VA_ARGS__(y, static_cast<const T *>(x), packed, bias, residual, active, rows, out, in);                      \
     }
 // wide_blocks, wide_type: of `wide`, how many fit on a multiprocessor, and of the rows that it is given.
-#define MATMUL_KERNELS(dtype, Weights, wide_blocks, wide_type, ...)                                                  \
-    MATMUL_KERNEL(matmul_vector_one_##dtype##_kernel, 2, float, matmul_vector<Weights, 1>)                           \
-    MATMUL_KERNEL(matmul_vector_two_##dtype##_kernel, 2, float, matmul_vector<Weights, 2>)                           \
-    MATMUL_KERNEL(matmul_tiled_##dtype##_kernel, 2, float, matmul_tile<Weights, InputRows<Weights::Value>, 64, 64>)  \
+#define MATMUL_KERNELS(dtype, Weights, wide_blocks, wide_type, ...)                                                 \
+    MATMUL_KERNEL(matmul_vector_one_##dtype##_kernel, 2, float, matmul_vector<Weights, 1>)                          \
+    MATMUL_KERNEL(matmul_vector_two_##dtype##_kernel, 2, float, matmul_vector<Weights, 2>)                          \
+    MATMUL_KERNEL(matmul_tiled_##dtype##_kernel, 2, float, matmul_tile<Weights, InputRows<Weights::Value>, 64, 64>) \
     MATMUL_KERNEL(matmul_wide_##dtype##_kernel, wide_blocks, wide_type, __VA_ARGS__)
 #if defined(__CUDACC__)
 #define WIDE_TILE(T) matmul_pipeline<T, 128, 128>
@@ -402,7 +408,7 @@ MATMUL_KERNEL(matmul_vector_four_bf16_kernel, 1, float, matmul_vector<FloatMatri
 
 }  // namespace ok
 
-// ---- launchers ---------------------------------------------------------------------------------------------------------
+// ---- launchers ----------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -429,20 +435,21 @@ ok_status ok_matmul(ok_queue *queue, float *y, const float *x, const void *weigh
     if (quantized) {
         const ok::Grid grid = {rows, ok::ceil_div(ok::ceil_div(in, ok::kMatrixBlock), 64)};
         float *rounded = static_cast<float *>(queue->scratch);
-        if (ok_status status = LAUNCH(queue, matmul_quantize_kernel, grid, 64, rounded, x, active, rows, in)) return status;
+        if (ok_status status = LAUNCH(queue, matmul_quantize_kernel, grid, 64, rounded, x, active, rows, in))
+            return status;
         x = rounded;
     }
     if (rows <= ok::kVectorRows) {
         const int64_t side_by_side = rows <= 2 ? rows : dtype == OK_Q8_0 ? 2 : 4;  // as registers allow
         const ok::Grid grid = {ok::ceil_div(out, ok::kVectorOutputs), ok::ceil_div(rows, side_by_side)};
         if (side_by_side == 1)
-            return LAUNCH_MATRIX(matmul_vector_one, dtype, queue, grid, ok::kBlock, y, x, weight, bias, residual, active,
-                                 rows, out, in);
+            return LAUNCH_MATRIX(matmul_vector_one, dtype, queue, grid, ok::kBlock, y, x, weight, bias, residual,
+                                 active, rows, out, in);
         if (side_by_side == 2)
-            return LAUNCH_MATRIX(matmul_vector_two, dtype, queue, grid, ok::kBlock, y, x, weight, bias, residual, active,
-                                 rows, out, in);
-        return LAUNCH_FLOAT(matmul_vector_four, dtype, queue, grid, ok::kBlock, y, x, weight, bias, residual, active, rows,
-                            out, in);
+            return LAUNCH_MATRIX(matmul_vector_two, dtype, queue, grid, ok::kBlock, y, x, weight, bias, residual,
+                                 active, rows, out, in);
+        return LAUNCH_FLOAT(matmul_vector_four, dtype, queue, grid, ok::kBlock, y, x, weight, bias, residual, active,
+                            rows, out, in);
     }
     if (!is_wide(rows, out))
         return LAUNCH_MATRIX(matmul_tiled, dtype, queue, (ok::Grid{ok::ceil_div(rows, 64), ok::ceil_div(out, 64)}),
@@ -458,8 +465,8 @@ ok_status ok_matmul(ok_queue *queue, float *y, const float *x, const void *weigh
         if (status != OK_SUCCESS) return status;
         input = queue->scratch;
     }
-    return LAUNCH_MATRIX(matmul_wide, dtype, queue, (ok::Grid{ok::ceil_div(rows, 128), ok::ceil_div(out, 128)}), ok::kBlock,
-                         y, input, weight, bias, residual, active, rows, out, in);
+    return LAUNCH_MATRIX(matmul_wide, dtype, queue, (ok::Grid{ok::ceil_div(rows, 128), ok::ceil_div(out, 128)}),
+                         ok::kBlock, y, input, weight, bias, residual, active, rows, out, in);
 }
 
 ok_status ok_matmul_scratch_bytes(ok_dtype dtype, int64_t rows, int64_t out, int64_t in, uint64_t *host_bytes) {

@@ -1,7 +1,7 @@
 // matrix.h: how weight matrices lie in a GPU's memory, and how a kernel reads them.
 //
-// Rows one after another, each padded with zeros to a multiple of 32 values, so that 16-byte loads along `in` are aligned,
-// coalesced, and never leave the matrix.
+// Rows one after another, each padded with zeros to a multiple of 32 values, so that 16-byte loads along `in` are
+// aligned, coalesced, and never leave the matrix.
 //   f32, f16, bf16: [out][padded in]
 //   q8_0:           quants int8 [out][padded in], then scales f16 [out][padded in / 32]: ggml's 34 bytes a block
 #pragma once
@@ -27,7 +27,7 @@ namespace {
 // A matrix is read in parts: N neighbouring values of a row, kept as they are stored until they are wanted.
 template <class T>
 struct FloatMatrix {
-    using Value = T;                             // what a matmul rounds its input to
+    using Value = T;                              // what a matmul rounds its input to
     static constexpr int kLoad = 16 / sizeof(T);  // values in 16 bytes
     template <int N>
     struct Part {

@@ -1,7 +1,8 @@
 // probe.hip: copy, fill, the read that measures bandwidth, and the self-test of graphs.
 //
-// ok_read moves `bytes` once: 16 bytes a lane and load, kLoads of them in flight; words are added modulo 2^32, so that the
-// result does not depend on the order. The graph test replays 256 dependent kernels whose input is rewritten in between.
+// ok_read moves `bytes` once: 16 bytes a lane and load, kLoads of them in flight; words are added modulo 2^32, so that
+// the result does not depend on the order. The graph test replays 256 dependent kernels whose input is rewritten in
+// between.
 #include "gpu.h"
 #include "memory.h"
 #include "runtime.h"
@@ -29,13 +30,11 @@ KERNEL probe_read_kernel(uint32_t *sum, const uint8_t *src, int64_t chunks) {
 }
 
 // y[i] = 3 x[i] + 1, modulo 2^32; a chain of these shows a stale or reordered node.
-KERNEL probe_step_kernel(uint32_t *y, const uint32_t *x) {
-    y[threadIdx.x] = 3u * x[threadIdx.x] + 1u;
-}
+KERNEL probe_step_kernel(uint32_t *y, const uint32_t *x) { y[threadIdx.x] = 3u * x[threadIdx.x] + 1u; }
 
 }  // namespace ok
 
-// ---- launchers ---------------------------------------------------------------------------------------------------------
+// ---- launchers ----------------------------------------------------------------------------------------------------
 
 ok_status ok_copy(ok_queue *queue, void *dst, const void *src, uint64_t bytes) {
     OK_REQUIRE_POINTER(queue);

@@ -21,8 +21,8 @@ DEVICE float plain_value(const uint8_t *row, int32_t dtype, int64_t c) {
     return d * static_cast<float>(reinterpret_cast<const int8_t *>(block)[2 + c % kMatrixBlock]);
 }
 
-// Quantizes the 32 values from c of a plain row (zeros past `cols`). Returns whether the block holds its values: a scale
-// past f16's range is held at its largest value, and a block with an infinity or NaN becomes NaN.
+// Quantizes the 32 values from c of a plain row (zeros past `cols`). Returns whether the block holds its values: a
+// scale past f16's range is held at its largest value, and a block with an infinity or NaN becomes NaN.
 DEVICE bool quantize_block(const uint8_t *row, int32_t dtype, int64_t c, int64_t cols, f16 *scale, int8_t *quants) {
     float values[kMatrixBlock];
     uint32_t largest = 0;  // bits of |x| order as numbers do, infinity and NaN last

@@ -13,8 +13,8 @@ KERNEL quantize_q8_0_kernel(uint8_t *blocks, const uint8_t *src, int32_t src_dty
     Q8Block *to = reinterpret_cast<Q8Block *>(blocks) + row * row_blocks + block;
     alignas(4) int8_t quants[kMatrixBlock];
     f16 scale;
-    const bool held = quantize_block(src + row * plain_row_bytes(src_dtype, cols), src_dtype, block * kMatrixBlock, cols,
-                                     &scale, quants);
+    const bool held = quantize_block(src + row * plain_row_bytes(src_dtype, cols), src_dtype, block * kMatrixBlock,
+                                     cols, &scale, quants);
     memcpy(&to->scale, &scale, sizeof scale);
 #pragma unroll
     for (int i = 0; i < kMatrixBlock; ++i) to->quant[i] = quants[i];
@@ -23,7 +23,7 @@ KERNEL quantize_q8_0_kernel(uint8_t *blocks, const uint8_t *src, int32_t src_dty
 
 }  // namespace ok
 
-// ---- launchers ---------------------------------------------------------------------------------------------------------
+// ---- launchers ----------------------------------------------------------------------------------------------------
 
 ok_status ok_quantize_q8_0(ok_queue *queue, void *blocks, const void *src, ok_dtype src_dtype, int64_t rows,
                            int64_t cols, int32_t *overflow) {

@@ -1,5 +1,5 @@
-// queue.cpp: a GPU's queues, programs and events. A recorded program is a list of launches; replaying it runs the list, or a
-// graph captured from it.
+// queue.cpp: a GPU's queues, programs and events. A recorded program is a list of launches; replaying it runs the
+// list, or a graph captured from it.
 #include <pthread.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,7 +23,8 @@ const ok::Runtime *gpu() { return ok::runtime("ok_queue"); }
 
 ok_status check_owner(const char *function, int32_t owner) {
     if (owner == getpid()) return OK_SUCCESS;
-    return ok::fail(OK_ERR_UNAVAILABLE, "%s: the queue was made before fork, in process %d; use spawn", function, owner);
+    return ok::fail(OK_ERR_UNAVAILABLE, "%s: the queue was made before fork, in process %d; use spawn", function,
+                    owner);
 }
 
 ok_status enter(const char *function, const ok_queue *queue) {
@@ -60,7 +61,8 @@ void run_kernel(const void *args) {
     const KernelLaunch &launch = *static_cast<const KernelLaunch *>(args);
     void *arguments[ok::kMaxArguments];
     for (int64_t i = 0; i < launch.count; i++) arguments[i] = const_cast<uint64_t *>(&launch.words[i]);
-    note(gpu()->launch(launch.kernel, launch.queue->device, launch.grid, launch.threads, launch.queue->stream, arguments),
+    note(gpu()->launch(launch.kernel, launch.queue->device, launch.grid, launch.threads, launch.queue->stream,
+                       arguments),
          "kernel launch");
 }
 
@@ -128,7 +130,7 @@ ok_status ok::launch_fill(ok_queue *queue, void *dst, uint8_t value, uint64_t by
     return submit(queue, run_fill, &args, sizeof args, "ok_fill");
 }
 
-// ---- queues ------------------------------------------------------------------------------------------------------------
+// ---- queues -------------------------------------------------------------------------------------------------------
 
 ok_status ok_queue_create(ok_queue **host_out, int32_t device, void *native_stream) {
     OK_REQUIRE_POINTER(host_out);
@@ -169,7 +171,7 @@ ok_status ok_queue_sync(ok_queue *queue) {
     return ok::check_runtime(gpu()->sync_stream(queue->stream), __func__, "sync_stream");
 }
 
-// ---- programs ----------------------------------------------------------------------------------------------------------
+// ---- programs -----------------------------------------------------------------------------------------------------
 
 ok_status ok_program_replay(ok_program *program) {
     OK_REQUIRE_POINTER(program);
@@ -206,21 +208,22 @@ ok_status ok::capture_program(const char *function, ok_program *program) {
     return OK_SUCCESS;
 }
 
-// OKERNEL_GRAPH=0 forbids graphs, 1 trusts them; else they must pass a self-test, once a device, where the runtime has been
-// seen to replay stale buffers.
+// OKERNEL_GRAPH=0 forbids graphs, 1 trusts them; else they must pass a self-test, once a device, where the runtime has
+// been seen to replay stale buffers.
 static ok_status check_graphs(const char *function, int32_t device) {
     static int passed[ok::kMaxDevices];  // 1: yes, -1: no
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     const char *wish = getenv("OKERNEL_GRAPH");
-    if (wish && !strcmp(wish, "0")) return ok::fail(OK_ERR_UNSUPPORTED, "%s: graphs are off: OKERNEL_GRAPH=0", function);
+    if (wish && !strcmp(wish, "0"))
+        return ok::fail(OK_ERR_UNSUPPORTED, "%s: graphs are off: OKERNEL_GRAPH=0", function);
     if ((wish && !strcmp(wish, "1")) || gpu()->graphs_trusted) return OK_SUCCESS;
     pthread_mutex_lock(&lock);
     if (!passed[device]) passed[device] = ok::graph_self_test(device) ? 1 : -1;
     const bool good = passed[device] == 1;
     pthread_mutex_unlock(&lock);
     if (good) return OK_SUCCESS;
-    return ok::fail(OK_ERR_UNSUPPORTED, "%s: captured graphs fail the self-test on device %d, or are no faster", function,
-                    device);
+    return ok::fail(OK_ERR_UNSUPPORTED, "%s: captured graphs fail the self-test on device %d, or are no faster",
+                    function, device);
 }
 
 ok_status ok_program_set_replay(ok_program *program, ok_replay replay) {
@@ -234,7 +237,8 @@ ok_status ok_program_set_replay(ok_program *program, ok_replay replay) {
     }
     if (program->graph) return OK_SUCCESS;
     if (!gpu()->begin_capture)
-        return ok::fail(OK_ERR_UNSUPPORTED, "%s: replay=1 (graph): the %s build has no graphs", __func__, OKERNEL_BACKEND);
+        return ok::fail(OK_ERR_UNSUPPORTED, "%s: replay=1 (graph): the %s build has no graphs", __func__,
+                        OKERNEL_BACKEND);
     if (ok_status status = check_graphs(__func__, program->queue->device)) return status;
     return ok::capture_program(__func__, program);
 }
@@ -243,7 +247,7 @@ void ok::program_drop_graph(ok_program *program) {
     if (program->graph && program->queue->owner == getpid()) gpu()->destroy_graph(program->graph);
 }
 
-// ---- events ------------------------------------------------------------------------------------------------------------
+// ---- events -------------------------------------------------------------------------------------------------------
 
 ok_status ok_event_create(ok_event **host_out, int32_t device) {
     OK_REQUIRE_POINTER(host_out);

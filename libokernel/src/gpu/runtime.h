@@ -1,4 +1,5 @@
-// runtime.h: the few things that the library asks of a GPU runtime, as one table: HIP found at run time, CUDA, or the stand-in.
+// runtime.h: the few things that the library asks of a GPU runtime, as one table: HIP found at run time, CUDA, or the
+// stand-in.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -45,7 +46,8 @@ struct Runtime {
     ok_status (*load)(const char *function, int device);
     // Looks the kernel up, so that a launch under capture has nothing left to load.
     int (*prepare)(const void *kernel, int device);
-    int (*launch)(const void *kernel, int device, const uint32_t grid[3], uint32_t threads, void *stream, void **arguments);
+    int (*launch)(const void *kernel, int device, const uint32_t grid[3], uint32_t threads, void *stream,
+                  void **arguments);
 
     // Graphs; null where there are none. Trusted ones need no self-test.
     bool graphs_trusted;

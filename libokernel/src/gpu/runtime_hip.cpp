@@ -1,7 +1,8 @@
-// runtime_hip.cpp: finds a HIP runtime of any version, takes its entry points by name, and loads this build's code objects.
+// runtime_hip.cpp: finds a HIP runtime of any version, takes its entry points by name, and loads this build's code
+// objects.
 //
-// Nothing of HIP is linked: one library serves ROCm 5 to 10 and later, and imports where there is none. The code objects lie
-// in this library, one a target; only the one that fits the chosen device is given to the runtime.
+// Nothing of HIP is linked: one library serves ROCm 5 to 10 and later, and imports where there is none. The code
+// objects lie in this library, one a target; only the one that fits the chosen device is given to the runtime.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -23,38 +24,38 @@ namespace {
 
 constexpr int kOldest = 5, kNewest = 30;  // libamdhip64.so.<n>: ROCm's major version
 
-// ---- entry points --------------------------------------------------------------------------------------------------
+// ---- entry points -------------------------------------------------------------------------------------------------
 
 // HIP's own signatures, with int for hipError_t and void * for handles.
-#define HIP_ENTRY_POINTS(X)                                                                                       \
-    X(hipGetDeviceCount, (int *))                                                                                 \
-    X(hipSetDevice, (int))                                                                                        \
-    X(hipDeviceGetName, (char *, int, int))                                                                       \
-    X(hipMemGetInfo, (size_t *, size_t *))                                                                        \
-    X(hipRuntimeGetVersion, (int *))                                                                              \
-    X(hipMalloc, (void **, size_t))                                                                               \
-    X(hipFree, (void *))                                                                                          \
-    X(hipHostMalloc, (void **, size_t, unsigned))                                                                 \
-    X(hipHostFree, (void *))                                                                                      \
-    X(hipMemcpyAsync, (void *, const void *, size_t, int, void *))                                                \
-    X(hipMemsetAsync, (void *, int, size_t, void *))                                                              \
-    X(hipStreamCreateWithFlags, (void **, unsigned))                                                              \
-    X(hipStreamDestroy, (void *))                                                                                 \
-    X(hipStreamSynchronize, (void *))                                                                             \
-    X(hipEventCreate, (void **))                                                                                  \
-    X(hipEventDestroy, (void *))                                                                                  \
-    X(hipEventRecord, (void *, void *))                                                                           \
-    X(hipEventSynchronize, (void *))                                                                              \
-    X(hipEventElapsedTime, (float *, void *, void *))                                                             \
-    X(hipModuleLoadData, (void **, const void *))                                                                 \
-    X(hipModuleGetFunction, (void **, void *, const char *))                                                      \
-    X(hipModuleLaunchKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, \
-                              void **, void **))                                                                  \
-    X(hipStreamBeginCapture, (void *, int))                                                                       \
-    X(hipStreamEndCapture, (void *, void **))                                                                     \
-    X(hipGraphInstantiate, (void **, void *, void *, char *, size_t))                                             \
-    X(hipGraphDestroy, (void *))                                                                                  \
-    X(hipGraphExecDestroy, (void *))                                                                              \
+#define HIP_ENTRY_POINTS(X)                                                                                     \
+    X(hipGetDeviceCount, (int *))                                                                               \
+    X(hipSetDevice, (int))                                                                                      \
+    X(hipDeviceGetName, (char *, int, int))                                                                     \
+    X(hipMemGetInfo, (size_t *, size_t *))                                                                      \
+    X(hipRuntimeGetVersion, (int *))                                                                            \
+    X(hipMalloc, (void **, size_t))                                                                             \
+    X(hipFree, (void *))                                                                                        \
+    X(hipHostMalloc, (void **, size_t, unsigned))                                                               \
+    X(hipHostFree, (void *))                                                                                    \
+    X(hipMemcpyAsync, (void *, const void *, size_t, int, void *))                                              \
+    X(hipMemsetAsync, (void *, int, size_t, void *))                                                            \
+    X(hipStreamCreateWithFlags, (void **, unsigned))                                                            \
+    X(hipStreamDestroy, (void *))                                                                               \
+    X(hipStreamSynchronize, (void *))                                                                           \
+    X(hipEventCreate, (void **))                                                                                \
+    X(hipEventDestroy, (void *))                                                                                \
+    X(hipEventRecord, (void *, void *))                                                                         \
+    X(hipEventSynchronize, (void *))                                                                            \
+    X(hipEventElapsedTime, (float *, void *, void *))                                                           \
+    X(hipModuleLoadData, (void **, const void *))                                                               \
+    X(hipModuleGetFunction, (void **, void *, const char *))                                                    \
+    X(hipModuleLaunchKernel,                                                                                    \
+      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **)) \
+    X(hipStreamBeginCapture, (void *, int))                                                                     \
+    X(hipStreamEndCapture, (void *, void **))                                                                   \
+    X(hipGraphInstantiate, (void **, void *, void *, char *, size_t))                                           \
+    X(hipGraphDestroy, (void *))                                                                                \
+    X(hipGraphExecDestroy, (void *))                                                                            \
     X(hipGraphLaunch, (void *, void *))
 
 struct EntryPoints {
@@ -91,7 +92,7 @@ const char *take_entry_points(void *library) {
     return nullptr;
 }
 
-// ---- finding the library ---------------------------------------------------------------------------------------------
+// ---- finding the library ------------------------------------------------------------------------------------------
 
 constexpr int kMaxFolders = 32;
 struct Search {
@@ -200,7 +201,7 @@ void *find_library() {
     return nullptr;
 }
 
-// ---- devices ---------------------------------------------------------------------------------------------------------
+// ---- devices ------------------------------------------------------------------------------------------------------
 
 bool in_group(gid_t group) {
     gid_t groups[256];
@@ -223,18 +224,23 @@ void device_node_problem(char *text, size_t size) {
     int error = errno;
     struct stat status;
     if (error == ENOENT || error == ENOTDIR) {
-        snprintf(text, size, "device node %s is absent: the amdgpu kernel driver is not loaded, or a container was started "
-                 "without --device=/dev/kfd --device=/dev/dri", node);
+        snprintf(text, size,
+                 "device node %s is absent: the amdgpu kernel driver is not loaded, or a container was started "
+                 "without --device=/dev/kfd --device=/dev/dri",
+                 node);
     } else if (error != EACCES && error != EPERM) {
         snprintf(text, size, "device node %s cannot be opened: %s", node, strerror(error));
     } else if (stat(node, &status) == 0 && !in_group(status.st_gid)) {
         const group *owner = getgrgid(status.st_gid);
-        snprintf(text, size, "no permission on device node %s: this user is not in its group %s; run: "
-                 "sudo usermod -aG %s $USER, and log in again", node, owner ? owner->gr_name : "render",
-                 owner ? owner->gr_name : "render");
+        snprintf(text, size,
+                 "no permission on device node %s: this user is not in its group %s; run: "
+                 "sudo usermod -aG %s $USER, and log in again",
+                 node, owner ? owner->gr_name : "render", owner ? owner->gr_name : "render");
     } else {
-        snprintf(text, size, "no permission on device node %s, although this user is in its group: check its mode, or the "
-                 "container's device permissions", node);
+        snprintf(text, size,
+                 "no permission on device node %s, although this user is in its group: check its mode, or the "
+                 "container's device permissions",
+                 node);
     }
 }
 
@@ -250,8 +256,8 @@ int get_arch(char *arch, int size, int device) {
     pthread_mutex_lock(&lock);
     memset(properties, 0, sizeof properties);
     const bool current = hip.hipGetDevicePropertiesR0600;
-    const int error = current ? hip.hipGetDevicePropertiesR0600(properties, device)
-                              : hip.hipGetDeviceProperties(properties, device);
+    const int error =
+        current ? hip.hipGetDevicePropertiesR0600(properties, device) : hip.hipGetDeviceProperties(properties, device);
     const char *name = properties + (current ? 1160 : 396);  // gcnArchName, "gfx90a:sramecc+:xnack-"
     snprintf(arch, size, "%.*s", static_cast<int>(strcspn(name, ":")), name);
     pthread_mutex_unlock(&lock);
@@ -321,7 +327,8 @@ void find_runtime() {
     if (!library) return;
     const char *missing = take_entry_points(library);
     link_map *map = nullptr;
-    if (dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map) snprintf(library_path, sizeof library_path, "%s", map->l_name);
+    if (dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map)
+        snprintf(library_path, sizeof library_path, "%s", map->l_name);
     if (missing) {
         snprintf(reason, sizeof reason, "HIP runtime %.900s has no %s", library_path, missing);
         return;
@@ -375,6 +382,6 @@ ok_status ok::no_device(const char *function, int error) {
     if (*problem) return fail(OK_ERR_UNAVAILABLE, "%s: %s", function, problem);
     const char *visible = getenv("HIP_VISIBLE_DEVICES");
     return fail(OK_ERR_UNAVAILABLE, "%s: %s sees no device%s%s%s%s%s", function, library_path, error ? ": " : "",
-                error ? hip.hipGetErrorString(error) : "", visible ? " (HIP_VISIBLE_DEVICES=" : "", visible ? visible : "",
-                visible ? ")" : "");
+                error ? hip.hipGetErrorString(error) : "", visible ? " (HIP_VISIBLE_DEVICES=" : "",
+                visible ? visible : "", visible ? ")" : "");
 }

@@ -1,4 +1,5 @@
-// runtime_standin.cpp: the runtime table over the CPU stand-in for HIP, so that tests run the whole library without a GPU.
+// runtime_standin.cpp: the runtime table over the CPU stand-in for HIP, so that tests run the whole library without a
+// GPU.
 #include <hip/hip_runtime.h>
 
 #include "runtime.h"
@@ -57,8 +58,8 @@ ok::Runtime table = {
     [](const void *, int) { return 0; },
     [](const void *kernel, int, const uint32_t grid[3], uint32_t threads, void *stream, void **arguments) -> int {
         hipFunction_t function = reinterpret_cast<hipFunction_t>(const_cast<void *>(kernel));
-        return hipModuleLaunchKernel(function, grid[0], grid[1], grid[2], threads, 1, 1, 0, stream_of(stream), arguments,
-                                     nullptr);
+        return hipModuleLaunchKernel(function, grid[0], grid[1], grid[2], threads, 1, 1, 0, stream_of(stream),
+                                     arguments, nullptr);
     },
 
     false,

@@ -1,9 +1,10 @@
-// sampling.hip: picks one token a row: bias, penalties, bans, temperature, top_k, top_p, min_p, and a counter-based generator.
+// sampling.hip: picks one token a row: bias, penalties, bans, temperature, top_k, top_p, min_p, and a counter-based
+// generator.
 //
-// One block a row. Nothing is sorted and nothing stored: the filters find the logit at which they cut by halving the ordered
-// bits of floats 16-fold, in 8 passes over the logits. Weights exp((l - max) / temperature) are summed as integers of
-// 2^-38, so that a sum does not depend on its order. Traffic: the logits once for greedy, 8 times more for each of top_k and
-// top_p, from the cache.
+// One block a row. Nothing is sorted and nothing stored: the filters find the logit at which they cut by halving the
+// ordered bits of floats 16-fold, in 8 passes over the logits. Weights exp((l - max) / temperature) are summed as
+// integers of 2^-38, so that a sum does not depend on its order. Traffic: the logits once for greedy, 8 times more for
+// each of top_k and top_p, from the cache.
 #include "checks.h"
 #include "gpu.h"
 
@@ -63,8 +64,8 @@ DEVICE uint64_t total_weight(const SampleRow &row, const SampleFilter &filter) {
     return reduce_block<Add>(total);
 }
 
-// The largest logit such that those left that are not smaller weigh at least `target` >= 1 together; a token weighs what the
-// filter says, or 1 if `counted`.
+// The largest logit such that those left that are not smaller weigh at least `target` >= 1 together; a token weighs
+// what the filter says, or 1 if `counted`.
 DEVICE float cut_at(const SampleRow &row, const SampleFilter &filter, bool counted, uint64_t target) {
     __shared__ uint64_t partial[15][kMaxWaves];
     uint32_t key = 0;
@@ -120,7 +121,8 @@ DEVICE int32_t walk(const SampleRow &row, const SampleFilter &filter, uint32_t s
     const int64_t begin = static_cast<int64_t>(wave_index()) * segment;
     const int64_t end = begin + segment < row.vocab ? begin + segment : row.vocab;
     uint64_t own = 0;
-    for (int64_t id = begin + lane_index(); id < end; id += kWave) own += filter.weight(row.prepared(static_cast<int32_t>(id)));
+    for (int64_t id = begin + lane_index(); id < end; id += kWave)
+        own += filter.weight(row.prepared(static_cast<int32_t>(id)));
     own = reduce_wave<Add>(own);
     if (lane_index() == 0) wave_weight[wave_index()] = own;
     if (threadIdx.x == 0) picked = -1;
@@ -168,7 +170,12 @@ sample_kernel(int32_t *ids, float *logprobs, const float *logits, const float *f
                            own_counts,
                            n + OK_SAMPLE_INTS - OK_SAMPLE_MAX_BANNED,
                            static_cast<int32_t>(vocab),
-                           f[0], f[1], f[2], f[3], f[4], f[5],
+                           f[0],
+                           f[1],
+                           f[2],
+                           f[3],
+                           f[4],
+                           f[5],
                            n[0]};
 
     // The largest prepared logit and the lowest id that has it, in one ordered word; the largest plain logit; overflow.
@@ -188,7 +195,8 @@ sample_kernel(int32_t *ids, float *logprobs, const float *logits, const float *f
     int32_t id = best && !overflow ? static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(best)) : -1;
     if (id >= 0 && row.temperature > 0.0f) {
         SampleFilter filter = {row.prepared(id), row.temperature, -3.402823466e38f, 0.0f};
-        if (row.top_k > 0 && row.top_k < row.vocab) filter.cut = cut_at(row, filter, true, static_cast<uint64_t>(row.top_k));
+        if (row.top_k > 0 && row.top_k < row.vocab)
+            filter.cut = cut_at(row, filter, true, static_cast<uint64_t>(row.top_k));
         if (row.top_p < 1.0f) {
             const uint64_t total = total_weight(row, filter);
             const double wanted = ceil(static_cast<double>(row.top_p) * static_cast<double>(total));
@@ -197,7 +205,8 @@ sample_kernel(int32_t *ids, float *logprobs, const float *logits, const float *f
             filter.cut = cut_at(row, filter, false, target);
         }
         if (row.min_p > 0.0f) filter.least_weight = row.min_p < 1.0f ? row.min_p : 1.0f;
-        id = walk(row, filter, philox(static_cast<uint32_t>(n[3]), static_cast<uint32_t>(n[1]), static_cast<uint32_t>(n[2])) >> 8);
+        id = walk(row, filter,
+                  philox(static_cast<uint32_t>(n[3]), static_cast<uint32_t>(n[1]), static_cast<uint32_t>(n[2])) >> 8);
     }
 
     if (logprobs) {  // log softmax of the unchanged logits
@@ -233,16 +242,17 @@ KERNEL sample_reset_kernel(uint32_t *counts, float *bias, int64_t vocab, const i
 
 }  // namespace ok
 
-// ---- launchers ---------------------------------------------------------------------------------------------------------
+// ---- launchers ----------------------------------------------------------------------------------------------------
 
 ok_status ok_sample(ok_queue *queue, int32_t *ids, float *logprobs, const float *logits, const float *floats,
                     const int32_t *ints, uint32_t *counts, const float *bias, const int32_t *active, int64_t slots,
                     int64_t rows, int64_t vocab) {
-    if (ok_status status = ok::check_sample(__func__, queue, ids, logits, floats, ints, slots, rows, vocab)) return status;
+    if (ok_status status = ok::check_sample(__func__, queue, ids, logits, floats, ints, slots, rows, vocab))
+        return status;
     if (rows == 0) return OK_SUCCESS;
     const int32_t threads = vocab <= 64 ? 64 : vocab <= 4096 ? 256 : ok::kSampleThreads;
-    return LAUNCH(queue, sample_kernel, {rows}, threads, ids, logprobs, logits, floats, ints, counts, bias,
-                  active, slots, rows, vocab);
+    return LAUNCH(queue, sample_kernel, {rows}, threads, ids, logprobs, logits, floats, ints, counts, bias, active,
+                  slots, rows, vocab);
 }
 
 ok_status ok_sample_reset(ok_queue *queue, uint32_t *counts, float *bias, int64_t slot, int64_t slots, int64_t vocab,
@@ -252,5 +262,6 @@ ok_status ok_sample_reset(ok_queue *queue, uint32_t *counts, float *bias, int64_
                                                   bias_values, bias_length))
         return status;
     return LAUNCH(queue, sample_reset_kernel, {1}, ok::kBlock, counts ? counts + slot * vocab : nullptr,
-                  bias ? bias + slot * vocab : nullptr, vocab, prompt, prompt_length, bias_ids, bias_values, bias_length);
+                  bias ? bias + slot * vocab : nullptr, vocab, prompt, prompt_length, bias_ids, bias_values,
+                  bias_length);
 }

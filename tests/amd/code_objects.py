@@ -127,12 +127,18 @@ def embedded_code_objects(library: bytes) -> Iterator[CodeObject]:
 
 
 def _elf_size(data: bytes, at: int) -> int:
-    table, count = struct.unpack_from("<Q", data, at + 40)[0], struct.unpack_from("<H", data, at + 60)[0]
+    table, count = (
+        struct.unpack_from("<Q", data, at + 40)[0],
+        struct.unpack_from("<H", data, at + 60)[0],
+    )
     return int(table + 64 * count)  # the linker writes the section table last
 
 
 def _sections(data: bytes) -> list[Section]:
-    table, (count, names) = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<HH", data, 60)
+    table, (count, names) = (
+        struct.unpack_from("<Q", data, 40)[0],
+        struct.unpack_from("<HH", data, 60),
+    )
     raw = [struct.unpack_from("<IIQQQQI", data, table + 64 * i) for i in range(count)]
     strings = raw[names][4]
     return [Section(_text(data, strings + n), *rest) for n, *rest in raw]

@@ -53,7 +53,9 @@ def sample_code_rdna2(
 
 
 @pytest.fixture(scope="session")
-def _standin_samples(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], SampleLibrary]:
+def _standin_samples(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[int, str], SampleLibrary]:
     if reason := toolchain.missing_standin_tools():
         pytest.skip(reason)
     folder: Path = tmp_path_factory.mktemp("standin")

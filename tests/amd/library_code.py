@@ -54,7 +54,12 @@ def _kernels() -> list[Path]:
 def _key(target: str) -> str:
     """Changes with anything that the kernels' code depends on."""
     digest = hashlib.sha256(target.encode())
-    for path in (*_kernels(), *sorted(SOURCE.rglob("*.h")), Path(toolchain.__file__), Path(rdna2.__file__)):
+    for path in (
+        *_kernels(),
+        *sorted(SOURCE.rglob("*.h")),
+        Path(toolchain.__file__),
+        Path(rdna2.__file__),
+    ):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -7,8 +7,9 @@ size, outputs start as NaN, and what a case launched is written down, so that th
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from pyengine.native import Arena, Buffer, DType, Library, Queue, ops
 from pyengine.native.bindings import Activation, address, uint64_cell
 from tests import reference
-from tests.amd.replay import Launch, Snapshot, recording
+from tests.amd.launches import Launch, Snapshot, recording
 from tests.tolerances import F32, ON_GPU, Tolerance, assert_close
 
 Array = np.ndarray[Any, Any]
@@ -287,7 +288,10 @@ def _quantize(bench: Bench) -> list[Output]:
 def _unpack_blocks(bench: Bench) -> list[Output]:
     values = _normal(1, 5, 70)
     expected = _blocks(values).reshape(-1).view(np.uint16)
-    matrix, blocks = bench.matrix(values, DType.Q8_0), bench.put(np.zeros(expected.shape, np.uint16))
+    matrix, blocks = (
+        bench.matrix(values, DType.Q8_0),
+        bench.put(np.zeros(expected.shape, np.uint16)),
+    )
     call = bench.library.c.ok_matrix_unpack
     bench.run(
         lambda: call(
@@ -312,7 +316,11 @@ def _register_matmuls() -> None:
         for name, (rows, out, inner) in MATMULS.items():
 
             def matmul(
-                bench: Bench, dtype: DType = dtype, rows: int = rows, out: int = out, inner: int = inner
+                bench: Bench,
+                dtype: DType = dtype,
+                rows: int = rows,
+                out: int = out,
+                inner: int = inner,
             ) -> list[Output]:
                 x, weight = _normal(1, rows, inner), _normal(2, out, inner)
                 bias, residual = _normal(3, out), _normal(4, rows, out)
@@ -396,7 +404,14 @@ def _attention(bench: Bench, dtype: DType, shape: Attention) -> list[Output]:
     def append_and_attend() -> None:
         ops.kv_append(bench.queue, cache, *stored)
         ops.attention_paged(
-            bench.queue, y, *given, at, heads=shape.heads, scale=scale, slope=slopes, window=shape.window
+            bench.queue,
+            y,
+            *given,
+            at,
+            heads=shape.heads,
+            scale=scale,
+            slope=slopes,
+            window=shape.window,
         )
 
     bench.run(append_and_attend)
@@ -481,9 +496,24 @@ def _sample_reset(bench: Bench) -> list[Output]:
     return [Output(table, expected_counts), Output(offsets, expected_bias)]
 
 
+@contextmanager
+def ran(library: Library, case: str) -> Iterator[tuple[Bench, list[Output]]]:
+    """Runs a case in a stand-in library; its memory and launches can be looked at inside."""
+    with Queue(library) as queue:
+        bench = Bench(library, queue)
+        try:
+            yield bench, CASES[case](bench)
+        finally:
+            bench.close()
+
+
 # What a quick run executes as machine code: each kernel's way once, types where they differ in kind.
 _SLOW = ("matmul-wide-", "attention-tile", "attention-long_head")
-QUICK = [c for c in CASES if not c.startswith(_SLOW) and (c.count("-") < 2 or not c.endswith("-bf16"))]
+QUICK = [
+    c for c in CASES if not c.startswith(_SLOW) and (c.count("-") < 2 or not c.endswith("-bf16"))
+]
 QUICK += ["matmul-wide-f16", "attention-tile64-f16", "attention-split-bf16"]
-QUICK_RDNA2 = [c for c in QUICK if c.startswith(("matmul-", "attention-")) and not c.endswith("-f32")]
+QUICK_RDNA2 = [
+    c for c in QUICK if c.startswith(("matmul-", "attention-")) and not c.endswith("-f32")
+]
 QUICK_RDNA2 += ["rms_norm", "rope", "embedding-q8_0", "matrix_pack-f16", "sample-filtered"]

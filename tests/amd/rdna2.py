@@ -124,7 +124,9 @@ def _rewrite_instruction(line: str, free: Free) -> list[str]:
         return [f"\tv_dot4_i32_iu8 {found[1]} neg_lo:[1,1,0]"]
     if found := re.match(r"\s+s_memtime s\[(\d+):", line):
         return [f"\ts_mov_b64 s[{found[1]}:{int(found[1]) + 1}], 0"]
-    if found := re.match(r"\s+(v_\w*16\w*)_e32 (.*)", line):  # RDNA3's short form reaches 128 registers for 16-bit values
+    if found := re.match(
+        r"\s+(v_\w*16\w*)_e32 (.*)", line
+    ):  # RDNA3's short form reaches 128 registers for 16-bit values
         return [f"\t{found[1]} {found[2]}"]
     if found := _SDWA.match(line):
         return _rewrite_sdwa(found[1], found[2], free)
@@ -134,13 +136,19 @@ def _rewrite_instruction(line: str, free: Free) -> list[str]:
 def _rewrite_sdwa(operation: str, rest: str, free: Free) -> list[str]:
     """Sub-dword addressing: take the parts out, do the plain instruction, put the part in."""
     selects = dict(_SELECT.findall(rest))
-    operands = [part.strip() for part in re.sub(r"\s+(dst_sel|dst_unused|src\d_sel):\w+", "", rest).split(",")]
+    operands = [
+        part.strip()
+        for part in re.sub(r"\s+(dst_sel|dst_unused|src\d_sel):\w+", "", rest).split(",")
+    ]
     destination, sources = operands[0], operands[1:]
     whole = operation.startswith("v_cmp") or selects.get("dst_sel", "DWORD") == "DWORD"
     partial = [i for i in range(len(sources)) if selects.get(f"src{i}_sel", "DWORD") != "DWORD"]
     others = [source for i, source in enumerate(sources) if i not in partial[:1]]
-    if whole and len(partial) == 1 and _registers(destination) and not (
-        _registers(destination) & set().union(*map(_registers, others))
+    if (
+        whole
+        and len(partial) == 1
+        and _registers(destination)
+        and not (_registers(destination) & set().union(*map(_registers, others)))
     ):
         extracted = [destination]  # nothing else reads it: the part can lie there
     else:
@@ -196,7 +204,9 @@ def _restore_descriptors(code: CodeObject, descriptors: dict[str, dict[str, str]
     data = bytearray(code.data)
     for kernel, directives in descriptors.items():
         address = code.symbols[f"{kernel}.kd"]
-        (section,) = (s for s in code.sections if s.address and s.address <= address < s.address + s.size)
+        (section,) = (
+            s for s in code.sections if s.address and s.address <= address < s.address + s.size
+        )
         at = section.offset + address - section.address
         resource2, properties = struct.unpack_from("<IH", data, at + 52)
         buffer = int(directives.get("user_sgpr_private_segment_buffer", "0"))

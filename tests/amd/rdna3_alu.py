@@ -45,7 +45,9 @@ def exponent(x: Array) -> Array:
 
 def _to_int(low: int, high: int, t: type) -> Function:
     def convert(x: Array) -> Array:
-        return np.clip(np.nan_to_num(np.trunc(x.astype(f64)), posinf=high, neginf=low), low, high).astype(t)
+        return np.clip(
+            np.nan_to_num(np.trunc(x.astype(f64)), posinf=high, neginf=low), low, high
+        ).astype(t)
 
     return convert
 
@@ -55,7 +57,11 @@ def to_f16_toward_zero(x: Array) -> Array:
     rounded = x.astype(f16)
     too_far = np.abs(rounded.astype(f32)) > np.abs(x)
     cut = np.nextafter(rounded, f16(0))
-    return np.where(too_far, np.where(np.isinf(rounded) & ~np.isinf(x), np.copysign(f16(65504), cut), cut), rounded)
+    return np.where(
+        too_far,
+        np.where(np.isinf(rounded) & ~np.isinf(x), np.copysign(f16(65504), cut), cut),
+        rounded,
+    )
 
 
 def pack(low: Array, high: Array) -> Array:
@@ -100,8 +106,12 @@ def _permute_bytes(high: Array, low: Array, selectors: Array) -> Array:
     for i in range(4):
         selector = selectors >> u32(8 * i) & u32(255)
         byte = (both >> (shift(selector, 8).astype(u64) * u64(8))).astype(u32) & u32(255)
-        sign = (both >> (selector & u32(3)).astype(u64) * u64(16) + u64(15) & u64(1)).astype(u32) * u32(255)
-        byte = np.where(selector < 8, byte, np.where(selector < 12, sign, (selector > 12) * u32(255)))
+        sign = (both >> (selector & u32(3)).astype(u64) * u64(16) + u64(15) & u64(1)).astype(
+            u32
+        ) * u32(255)
+        byte = np.where(
+            selector < 8, byte, np.where(selector < 12, sign, (selector > 12) * u32(255))
+        )
         result |= byte.astype(u32) << u32(8 * i)
     return result
 
@@ -146,7 +156,10 @@ def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
 
 def div_scale(value: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
     """Scales `value`, one of the other two, into a range where a division by Newton's method works; and the flags."""
-    up, down = np.ldexp(value.astype(f64), 64).astype(f32), np.ldexp(value.astype(f64), -64).astype(f32)
+    up, down = (
+        np.ldexp(value.astype(f64), 64).astype(f32),
+        np.ldexp(value.astype(f64), -64).astype(f32),
+    )
     is_denominator = value.view(u32) == denominator.view(u32)
     is_numerator = value.view(u32) == numerator.view(u32)
     quotient = numerator.astype(f64) / denominator.astype(f64)
@@ -182,7 +195,8 @@ def classify(x: Array, wanted: Array) -> Array:
     by_size = (np.isnan(x), np.isinf(x), size == 0, size < np.finfo(x.dtype).tiny)
     bit = np.select(
         by_size,
-        [np.full(x.shape, 1)] + [np.where(negative, low, high) for low, high in ((2, 9), (5, 6), (4, 7))],
+        [np.full(x.shape, 1)]
+        + [np.where(negative, low, high) for low, high in ((2, 9), (5, 6), (4, 7))],
         np.where(negative, 3, 8),
     )
     return (wanted >> bit.astype(u32) & u32(1)) != 0

@@ -1,24 +1,20 @@
-"""What RDNA3's scalar instructions compute, on Python integers. Source: AMD, "RDNA3 ISA" (2023), chapter 16.
+"""RDNA3's scalar instructions, on Python integers. Source: AMD, "RDNA3 ISA" (2023), chapter 16.
 
-A function gets the sources as unsigned integers and returns (result, SCC); SCC None leaves it as it was.
+In the tables a function gets the sources as unsigned integers and returns (result, SCC); SCC None leaves it as it was.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from tests.amd.rdna3_alu import COMPARISONS
+from tests.amd.rdna3_wave import EXEC, MASK, VCC, Step, Wave, nothing, read_scalar, signed
 
-MASK = 0xFFFFFFFF
 Result = tuple[int, "bool | None"]
-
-
-def signed(x: int, bits: int = 32) -> int:
-    """The two's complement value of an unsigned integer."""
-    return (x & ((1 << bits) - 1) ^ 1 << bits - 1) - (1 << bits - 1)
 
 
 def _float(x: int) -> np.float32:
@@ -187,3 +183,132 @@ def compare(name: str) -> Callable[[int, int], bool]:
     if kind in ("U32", "U64"):
         return lambda a, b: bool(function(a, b))
     raise KeyError(name)
+
+
+def decode_program(inst: Any, name: str, following: int) -> Step:
+    if name == "S_ENDPGM":
+
+        def end(w: Wave) -> None:
+            w.done = True
+
+        return end
+    if name == "S_BRANCH" or name.startswith("S_CBRANCH_"):
+        target = following + 4 * signed(inst.simm16, 16)
+        conditions: dict[str, Callable[[Wave], bool]] = {
+            "S_BRANCH": lambda w: True,
+            "S_CBRANCH_SCC0": lambda w: not w.scc,
+            "S_CBRANCH_SCC1": lambda w: bool(w.scc),
+            "S_CBRANCH_VCCZ": lambda w: not w.scalars[VCC],
+            "S_CBRANCH_VCCNZ": lambda w: bool(w.scalars[VCC]),
+            "S_CBRANCH_EXECZ": lambda w: not w.scalars[EXEC],
+            "S_CBRANCH_EXECNZ": lambda w: bool(w.scalars[EXEC]),
+        }
+        taken = conditions[name]
+        return lambda w: target if taken(w) else None
+    hints = (
+        "S_NOP", "S_CLAUSE", "S_DELAY_ALU", "S_WAITCNT", "S_WAITCNT_DEPCTR", "S_WAIT_IDLE", "S_SLEEP", "S_SENDMSG",
+        "S_SET_INST_PREFETCH_DISTANCE", "S_SETPRIO", "S_BARRIER", "S_DENORM_MODE", "S_ICACHE_INV",
+    )  # fmt: skip
+    if name in hints:
+        return nothing
+    raise NotImplementedError(name)
+
+
+def _words(name: str) -> int:
+    return 2 if name.endswith("64") else 1
+
+
+def decode_scalar(inst: Any, form: str, name: str) -> Step:
+    literal = getattr(inst, "literal", None)
+    if form == "SOPK":
+        return _decode_scalar_immediate(inst, name)
+    words = _words(name)
+    if form == "SOPC":
+        left, right = (
+            read_scalar(inst.ssrc0.offset, words, literal),
+            read_scalar(inst.ssrc1.offset, 1 if "BITCMP" in name else words, literal),
+        )
+        relation = compare(name)
+
+        def run_compare(w: Wave) -> None:
+            w.scc = int(relation(left(w), right(w)))
+
+        return run_compare
+    at = inst.sdst.offset
+    if name == "S_CLZ_I32_U32" or name.startswith(("S_CTZ_I32", "S_BCNT")):
+        out_words = 1
+    else:
+        out_words = words
+    first = read_scalar(inst.ssrc0.offset, words, literal)
+    if form == "SOP1":
+        if name in SAVE_EXEC:
+            combine = SAVE_EXEC[name]
+
+            def save(w: Wave) -> None:
+                source, old = first(w), w.scalars[EXEC]
+                w.set_exec(combine(source, old))
+                w.write_scalar(at, old)
+                w.scc = int(w.scalars[EXEC] != 0)
+
+            return save
+        if name in ("S_BITSET0_B32", "S_BITSET1_B32"):
+            wanted = name == "S_BITSET1_B32"
+
+            def set_bit(w: Wave) -> None:
+                bit = 1 << (first(w) & 31)
+                w.write_scalar(at, w.scalars[at] | bit if wanted else w.scalars[at] & ~bit)
+
+            return set_bit
+        unary = UNARY[name]
+
+        def one(w: Wave) -> None:
+            result, scc = unary(first(w))
+            w.write_scalar(at, result, out_words)
+            if scc is not None:
+                w.scc = int(scc)
+
+        return one
+    if name in ("S_FMAC_F32", "S_FMAAK_F32", "S_FMAMK_F32"):
+        raise NotImplementedError(name)
+    binary = BINARY[name]
+    narrow = name.split("_")[1] in ("LSHL", "LSHR", "ASHR", "BFE")  # the second operand has 32 bits
+    second = read_scalar(inst.ssrc1.offset, 1 if narrow else words, literal)
+
+    def two(w: Wave) -> None:
+        result, scc = binary(first(w), second(w), w.scc)
+        w.write_scalar(at, result, words)
+        if scc is not None:
+            w.scc = int(scc)
+
+    return two
+
+
+def _decode_scalar_immediate(inst: Any, name: str) -> Step:
+    k, at = signed(inst.simm16, 16), inst.sdst.offset
+    if name.startswith("S_WAITCNT") or name in ("S_SETREG_B32", "S_SETREG_IMM32_B32", "S_VERSION"):
+        return nothing  # modes: denormals are always kept, see the module's text
+    if name == "S_GETREG_B32":
+        return lambda w: w.write_scalar(at, 0)
+    if name == "S_MOVK_I32":
+        return lambda w: w.write_scalar(at, k & MASK)
+    if name == "S_CMOVK_I32":
+        return lambda w: w.write_scalar(at, k & MASK) if w.scc else None
+    if name == "S_MULK_I32":
+        return lambda w: w.write_scalar(at, w.scalars[at] * k & MASK)
+    if name == "S_ADDK_I32":
+
+        def add(w: Wave) -> None:
+            total = signed(w.scalars[at]) + k
+            w.write_scalar(at, total & MASK)
+            w.scc = int(not -(2**31) <= total < 2**31)
+
+        return add
+    if name.startswith("S_CMPK_"):
+        relation = compare(name.replace("CMPK", "CMP"))
+        constant = k & MASK if name.endswith("I32") else k & 0xFFFF
+
+        def run_compare(w: Wave) -> None:
+            w.scc = int(relation(w.scalars[at], constant))
+
+        return run_compare
+    raise NotImplementedError(name)

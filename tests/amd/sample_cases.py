@@ -45,7 +45,9 @@ class Case:
         """Largest difference of the output from the reference, as a share of the largest value; NaN counts as infinite."""
         got, expected = self.arguments[0].astype(np.float64), self.expected.astype(np.float64)
         difference = np.abs(got - expected)
-        return float(np.where(np.isnan(difference), np.inf, difference).max() / np.abs(expected).max())
+        return float(
+            np.where(np.isnan(difference), np.inf, difference).max() / np.abs(expected).max()
+        )
 
     def holds(self) -> bool:
         """Whether the output is right."""
@@ -71,7 +73,9 @@ def _f64(*arrays: Array) -> list[Array]:
 def scale_add(rng: np.random.Generator, wave: int) -> Case:
     """A size that is no multiple of the block."""
     x, y = _normal(rng, 1003), _normal(rng, 1003)
-    return Case("scale_add", (4,), (256,), [y, x, np.float32(1.5), np.int32(1003)], y + 1.5 * x, 2e-7)
+    return Case(
+        "scale_add", (4,), (256,), [y, x, np.float32(1.5), np.int32(1003)], y + 1.5 * x, 2e-7
+    )
 
 
 def rms_norm(rng: np.random.Generator, wave: int) -> Case:
@@ -80,7 +84,12 @@ def rms_norm(rng: np.random.Generator, wave: int) -> Case:
     (wide,) = _f64(x)
     expected = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5) * weight
     return Case(
-        "rms_norm", (3,), (256,), [_blank(3, 333), x, weight, np.int32(333), np.float32(1e-5)], expected, F32_SUM
+        "rms_norm",
+        (3,),
+        (256,),
+        [_blank(3, 333), x, weight, np.int32(333), np.float32(1e-5)],
+        expected,
+        F32_SUM,
     )
 
 
@@ -121,7 +130,11 @@ def matmul_matrix(rng: np.random.Generator, wave: int) -> Case:
 def attend(rng: np.random.Generator, wave: int) -> Case:
     """Scores far above 88, so that a softmax without the maximum overflows."""
     heads, length, dim = 2, 77, 64
-    q, k, v = 40 * _normal(rng, heads, dim), _normal(rng, heads, length, dim), _normal(rng, heads, length, dim)
+    q, k, v = (
+        40 * _normal(rng, heads, dim),
+        _normal(rng, heads, length, dim),
+        _normal(rng, heads, length, dim),
+    )
     scores = np.einsum("hd,htd->ht", *_f64(q, k)) * 0.125
     weights = np.exp(scores - scores.max(1, keepdims=True))
     weights /= weights.sum(1, keepdims=True)
@@ -142,7 +155,12 @@ def philox(rng: np.random.Generator, wave: int) -> Case:
     for _ in range(10):
         p0, p1 = np.uint64(0xD2511F53) * words[0], np.uint64(0xCD9E8D57) * words[2]
         high0, high1 = p0 >> np.uint64(32), p1 >> np.uint64(32)
-        words = [high1 ^ words[1] ^ np.uint64(key[0]), p1 & mask, high0 ^ words[3] ^ np.uint64(key[1]), p0 & mask]
+        words = [
+            high1 ^ words[1] ^ np.uint64(key[0]),
+            p1 & mask,
+            high0 ^ words[3] ^ np.uint64(key[1]),
+            p0 & mask,
+        ]
         key = [key[0] + 0x9E3779B9 & 0xFFFFFFFF, key[1] + 0xBB67AE85 & 0xFFFFFFFF]
     return Case(
         "philox", (2,), (256,), [np.zeros(n, np.uint32), np.uint64(seed), np.int32(n)], words[0]
@@ -153,13 +171,26 @@ def histogram(rng: np.random.Generator, wave: int) -> Case:
     """Many lanes meet in the same bin."""
     x = rng.integers(0, 7, 3001).astype(np.uint8)
     return Case(
-        "histogram", (3,), (128,), [np.zeros(256, np.uint32), x, np.int32(len(x))], np.bincount(x, minlength=256)
+        "histogram",
+        (3,),
+        (128,),
+        [np.zeros(256, np.uint32), x, np.int32(len(x))],
+        np.bincount(x, minlength=256),
     )
 
 
 CASES: dict[str, Callable[[np.random.Generator, int], Case]] = {
     function.__name__: function
-    for function in (scale_add, rms_norm, matvec_dot2, matvec_q8, matmul_matrix, attend, philox, histogram)
+    for function in (
+        scale_add,
+        rms_norm,
+        matvec_dot2,
+        matvec_q8,
+        matmul_matrix,
+        attend,
+        philox,
+        histogram,
+    )
 }
 
 

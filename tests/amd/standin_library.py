@@ -31,7 +31,9 @@ class SampleLibrary:
     def build(folder: Path, *, wave: int, target: str) -> SampleLibrary:
         """Compiles and loads it."""
         out = folder / f"samples-{wave}-{target}.so"
-        toolchain.compile_standin([toolchain.SAMPLES.parent / "entry.cpp"], out, wave=wave, target=target)
+        toolchain.compile_standin(
+            [toolchain.SAMPLES.parent / "entry.cpp"], out, wave=wave, target=target
+        )
         return SampleLibrary(out)
 
     def set_bug(self, bug: int) -> None:

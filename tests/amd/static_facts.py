@@ -119,7 +119,11 @@ def _functions(code: CodeObject) -> dict[str, Counter[str]]:
         text = toolchain.disassemble(path, code.machine)
     functions = {}
     for found in re.finditer(r"^[0-9a-f]+ <(\w+)>:\n(.*?)(?=^[0-9a-f]+ <|\Z)", text, re.M | re.S):
-        names = [line.split()[0] for line in found[2].splitlines() if line.startswith("\t") and line.split()]
+        names = [
+            line.split()[0]
+            for line in found[2].splitlines()
+            if line.startswith("\t") and line.split()
+        ]
         while names and names[-1] in ("s_code_end", "s_nop", "s_trap"):
             names.pop()
         functions[found[1]] = Counter(names)
@@ -137,6 +141,7 @@ MIX = (
     ("ld32", r"global_load_(b32|dword)$"),
     ("ld<32", r"global_load_(u|s|i|d16|short|sbyte)"),
     ("store", r"global_store"),
+    ("flat", r"flat_"),  # LDS or global, decided at run time: twice the waiting
     ("lds", r"ds_(load|read|store|write)"),
     ("xlane", r"ds_b?permute|ds_swizzle|v_permlane|v_readlane|\w+_dpp"),
     ("wait", r"s_wait"),
@@ -145,32 +150,61 @@ MIX = (
 
 def table(facts: Sequence[KernelFacts]) -> str:
     """One line a kernel, for one target."""
-    heads = ["vgpr", "agpr", "sgpr", "lds", "scratch", "spills", "waves", "code", *(h for h, _ in MIX)]
+    heads = [
+        "vgpr",
+        "agpr",
+        "sgpr",
+        "lds",
+        "scratch",
+        "spills",
+        "waves",
+        "code",
+        *(h for h, _ in MIX),
+    ]
     rows = []
     for k in facts:
-        numbers = [k.vgprs, k.agprs, k.sgprs, k.lds_bytes, k.scratch_bytes, k.vgpr_spills + k.sgpr_spills]
+        numbers = [
+            k.vgprs,
+            k.agprs,
+            k.sgprs,
+            k.lds_bytes,
+            k.scratch_bytes,
+            k.vgpr_spills + k.sgpr_spills,
+        ]
         numbers += [k.occupancy, k.instructions, *(k.count(pattern) for _, pattern in MIX)]
         rows.append([k.name, *(str(n) if n else "." for n in numbers)])
     header = [facts[0].target if facts else "", *heads]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = []
     for row in [header, *rows]:
-        lines.append("  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]))
+        lines.append(
+            "  ".join(
+                [
+                    row[0].ljust(widths[0]),
+                    *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
+                ]
+            )
+        )
     return "\n".join(lines)
 
 
 def violations(facts: Sequence[KernelFacts], allowed: dict[str, str] | None = None) -> list[str]:
-    """What the gate refuses, a sentence each: scratch, and spilled vector registers, without a reason."""
+    """What the gate refuses, a sentence each: scratch, and spilled vector registers, without a reason.
+
+    Scalar registers that are kept in lanes of a vector register cost no memory and pass.
+    """
     reasons = SCRATCH_ALLOWED if allowed is None else allowed
     found = []
     for k in facts:
         if k.name in reasons:
             continue
         where = f"{k.target} {k.name}"
-        if k.vgpr_spills or k.sgpr_spills:
-            found.append(f"{where}: spills {k.vgpr_spills} vector and {k.sgpr_spills} scalar registers")
+        if k.vgpr_spills:
+            found.append(f"{where}: spills {k.vgpr_spills} vector registers")
         elif k.scratch_bytes or k.scratch_instructions:
-            found.append(f"{where}: {k.scratch_bytes} bytes of scratch, {k.scratch_instructions} accesses to it")
+            found.append(
+                f"{where}: {k.scratch_bytes} bytes of scratch, {k.scratch_instructions} accesses to it"
+            )
     return found
 
 

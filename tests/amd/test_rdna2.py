@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-pytest.importorskip("tinygrad.renderer.amd", reason="tinygrad (the instruction decoder) is not installed")
+pytest.importorskip(
+    "tinygrad.renderer.amd", reason="tinygrad (the instruction decoder) is not installed"
+)
 
 from pyengine.native import Library  # noqa: E402
 from tests.amd import library_code, op_cases, operations, rdna2, sample_cases, toolchain  # noqa: E402
@@ -29,7 +31,9 @@ def test_it_is_rdna2_code_on_an_rdna3_machine(sample_code_rdna2: Code) -> None:
     assert (code.target, code.machine) == ("gfx1030", "gfx1100")
 
 
-@pytest.mark.parametrize(("bug", "finding"), [("missing_barrier", "LDS race"), ("wrong_bound", "out-of-bounds")])
+@pytest.mark.parametrize(
+    ("bug", "finding"), [("missing_barrier", "LDS race"), ("wrong_bound", "out-of-bounds")]
+)
 def test_seeded_mistakes_are_found(sample_code_rdna2: Code, bug: str, finding: str) -> None:
     number, kernel = sample_cases.BUGS[bug]
     with pytest.raises(Trap, match=finding):
@@ -94,7 +98,9 @@ def library_machine(device_tools: None) -> Machine:
     return Machine(library_code.kernel_code_rdna2())
 
 
-@pytest.mark.parametrize("case", op_cases.QUICK_RDNA2 if not toolchain.full_set() else op_cases.CASES)
+@pytest.mark.parametrize(
+    "case", op_cases.QUICK_RDNA2 if not toolchain.full_set() else op_cases.CASES
+)
 def test_operations_agree_with_float64_and_do_no_more_work_than_recorded(
     standin_library: Callable[[int], Library], library_machine: Machine, case: str
 ) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-pytest.importorskip("tinygrad.renderer.amd", reason="tinygrad (the instruction decoder) is not installed")
+pytest.importorskip(
+    "tinygrad.renderer.amd", reason="tinygrad (the instruction decoder) is not installed"
+)
 
 from pyengine.native import Library  # noqa: E402
 from tests.amd import library_code, op_cases, operations, sample_cases, toolchain  # noqa: E402
@@ -133,7 +135,7 @@ def test_every_kernel_of_the_library_is_reached_by_a_case(
 ) -> None:
     reached = {"probe_step_kernel"}  # the graph's self-test: no operation launches it
     for case in op_cases.CASES:
-        with operations.ran(standin_library(32), case) as (bench, _):
+        with op_cases.ran(standin_library(32), case) as (bench, _):
             reached |= {launch.kernel for launch in bench.launches}
     assert set(library_machine.code.kernels) == reached
 

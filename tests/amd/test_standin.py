@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from pyengine.errors import DeviceError
+from pyengine.evidence.parity import run_parity
 from pyengine.native import Library
-from tests.amd import op_cases, operations, sample_cases, toolchain
+from tests.amd import op_cases, sample_cases, toolchain
 from tests.amd.standin_library import KernelFault, SampleLibrary
+from tests.conftest import CHECKPOINTS, GOLDEN
 
 Samples = Callable[[int, str], SampleLibrary]
 
@@ -100,7 +103,8 @@ def test_a_fault_names_the_block_and_the_thread_and_leaves_the_process_usable(
 
 
 @pytest.mark.parametrize(
-    ("grid", "block"), [((0, 1, 1), (32, 1, 1)), ((1, 1, 1), (1025, 1, 1)), ((1, 65536, 1), (1, 1, 1))]
+    ("grid", "block"),
+    [((0, 1, 1), (32, 1, 1)), ((1, 1, 1), (1025, 1, 1)), ((1, 65536, 1), (1, 1, 1))],
 )
 def test_a_launch_that_no_card_takes_is_refused(
     standin_samples: Samples, grid: tuple[int, ...], block: tuple[int, ...]
@@ -121,7 +125,7 @@ def _quick(case: str) -> bool:
 def test_operations_agree_with_float64(
     standin_library: Callable[[int], Library], wave: int, case: str
 ) -> None:
-    with operations.ran(standin_library(wave), case) as (_, outputs):
+    with op_cases.ran(standin_library(wave), case) as (_, outputs):
         for output in outputs:
             output.check(op_cases.read_memory)
 
@@ -141,10 +145,8 @@ def test_operations_do_not_depend_on_the_order_of_lanes(
     results = []
     for order in ("forward", "reverse"):
         monkeypatch.setenv("STANDIN_ORDER", order)
-        with operations.ran(standin_library(wave), case) as (_, outputs):
-            results.append(
-                [op_cases.read_memory(o.buffer.ptr, o.buffer.nbytes) for o in outputs]
-            )
+        with op_cases.ran(standin_library(wave), case) as (_, outputs):
+            results.append([op_cases.read_memory(o.buffer.ptr, o.buffer.nbytes) for o in outputs])
     assert results[0] == results[1]
 
 
@@ -152,7 +154,33 @@ def test_a_fault_in_a_kernel_is_a_device_error_with_the_place(
     standin_library: Callable[[int], Library],
 ) -> None:
     library = standin_library(32)
-    with operations.ran(library, "rms_norm") as (bench, _), pytest.raises(DeviceError, match="out-of-bounds"):
+    with (
+        op_cases.ran(library, "rms_norm") as (bench, _),
+        pytest.raises(DeviceError, match="out-of-bounds"),
+    ):
         near_null = 64
         library.c.ok_activate(bench.queue.handle, near_null, near_null, 0, 16)
         bench.queue.sync()
+
+
+EVERY_MODEL = list(itertools.product([32, 64], CHECKPOINTS, ["f32", "f16", "bf16"]))
+
+
+@pytest.mark.parametrize(
+    ("wave", "checkpoint", "dtype"),
+    EVERY_MODEL if toolchain.full_set() else [(32, "qwen2", "f32"), (64, "olmo2", "f16")],
+)
+def test_a_whole_models_logits_are_those_of_transformers(
+    standin_library: Callable[[int], Library],
+    monkeypatch: pytest.MonkeyPatch,
+    wave: int,
+    checkpoint: str,
+    dtype: str,
+) -> None:
+    monkeypatch.setenv("OKERNEL_LIB", str(standin_library(wave).path))
+    report = run_parity(
+        CHECKPOINTS[checkpoint], reference=GOLDEN / checkpoint, dtype=dtype, device="hip"
+    )
+    missed = [gate for gate in report.gates if not gate.passed]
+    assert not missed, missed
+    assert len(report.gates) >= 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.amd import static_facts, toolchain
+from tests.amd import library_code, static_facts, toolchain
 from tests.amd.code_objects import (
     CodeObject,
     NotACodeObject,
@@ -43,7 +43,9 @@ extern "C" __global__ void indexed(float *p, const int *index) {
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_kernel_is_described_and_its_instructions_counted(sample_code: Code, target: str) -> None:
+def test_every_kernel_is_described_and_its_instructions_counted(
+    sample_code: Code, target: str
+) -> None:
     facts = {k.name: k for k in static_facts.kernel_facts(sample_code(target))}
     assert {"scale_add", "matmul_matrix", "attend"} <= set(facts)
     assert all(k.vgprs > 0 and k.instructions > 5 for k in facts.values())
@@ -102,7 +104,9 @@ def test_occupancy_agrees_with_the_compilers_own_figure(
     facts = {k.name: k for k in static_facts.kernel_facts(code)}
     stated = {
         name: int(waves)
-        for name, waves in re.findall(r"Function Name: (\w+).*?Occupancy \[waves/SIMD\]: (\d+)", remarks, re.S)
+        for name, waves in re.findall(
+            r"Function Name: (\w+).*?Occupancy \[waves/SIMD\]: (\d+)", remarks, re.S
+        )
     }
     assert {name: k.occupancy for name, k in facts.items()} == stated
 
@@ -176,3 +180,33 @@ def test_the_command_prints_tables_and_refuses_by_its_exit_code(
     assert static_facts.main([str(good), str(bad)]) == 1
     assert "REFUSED gfx1030 indexed" in capsys.readouterr().out
     assert static_facts.main([str(empty)]) == 2
+
+
+@pytest.mark.parametrize(
+    "target", toolchain.TARGETS if toolchain.full_set() else ["gfx1030", "gfx1100"]
+)
+def test_no_kernel_of_the_library_uses_scratch_without_a_reason(
+    device_tools: None, target: str
+) -> None:
+    facts = static_facts.kernel_facts(library_code.kernel_code(target))
+    assert len(facts) > 50
+    assert static_facts.violations(facts) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "kernel", "pattern"),
+    [
+        ("gfx1100", "matmul_tiled_f16_kernel", "v_wmma_f32_16x16x16_f16"),
+        ("gfx1100", "matmul_wide_bf16_kernel", "v_wmma_f32_16x16x16_bf16"),
+        ("gfx1100", "matmul_vector_one_f16_kernel", r"global_load_b128"),
+    ],
+)
+def test_the_librarys_matmuls_use_the_matrix_unit_and_wide_loads(
+    device_tools: None, target: str, kernel: str, pattern: str
+) -> None:
+    facts = {k.name: k for k in static_facts.kernel_facts(library_code.kernel_code(target))}
+    assert facts[kernel].count(pattern) > 0
+
+
+def test_reasons_for_scratch_are_given_for_kernels_that_exist(device_tools: None) -> None:
+    assert set(static_facts.SCRATCH_ALLOWED) <= set(library_code.kernel_code("gfx1100").kernels)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes a folder of AMD's device libraries that serves every target given: libraries older than a target lack one file for
-# it, oclc_isa_version_<target>.bc, which holds one constant.
+# Makes a folder of AMD's device libraries that serves every target given: libraries older than a target lack one file
+# for it, oclc_isa_version_<target>.bc, which holds one constant.
 # Usage: device_libs.sh <libraries> <clang> <folder to make> <target>...
 set -eu
 libraries=$1 clang=$2 folder=$3
@@ -15,7 +15,8 @@ for target; do
     step=$(printf %d "0x${name#"${name%?}"}")
     rest=${name%?}
     version=$((${rest%?} * 1000 + $(printf %d "0x${rest#"${rest%?}"}") * 100 + step))
-    printf 'target triple = "amdgcn-amd-amdhsa"\n@__oclc_ISA_version = linkonce_odr protected local_unnamed_addr %s %s, align 4\n' \
-        'addrspace(4) constant i32' "$version" |
-        "$clang" -target amdgcn-amd-amdhsa -x ir -emit-llvm -c -nogpulib - -o "$file"
+    {
+        echo 'target triple = "amdgcn-amd-amdhsa"'
+        echo "@__oclc_ISA_version = linkonce_odr protected addrspace(4) constant i32 $version, align 4"
+    } | "$clang" -target amdgcn-amd-amdhsa -x ir -emit-llvm -c -nogpulib - -o "$file"
 done

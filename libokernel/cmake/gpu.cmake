@@ -1,10 +1,10 @@
 # gpu.cmake: the GPU libraries, all from src/gpu/*.hip:
-#   okernel_hip      one AMD code object a target, embedded; the host half by the ordinary compiler; no HIP runtime is linked
+#   okernel_hip      one AMD code object a target, embedded; host half by the ordinary compiler; no runtime linked
 #   okernel_cuda     nvcc over the same files; CUDA's runtime linked statically
 #   okernel_standin  the same files on the CPU, through a stand-in for HIP's header, at both wave sizes: for tests
 set(OKERNEL_GFX_ALL gfx1030 gfx1100 gfx1101 gfx1102 gfx1151 gfx1200 gfx1201 gfx90a gfx942)
 set(OKERNEL_GFX "all" CACHE STRING "AMD targets of the hip library: all, or a list such as gfx1030;gfx1100")
-set(OKERNEL_CUDA_ARCH "90" CACHE STRING "NVIDIA architectures of the cuda library, oldest first, 80 at least; PTX of the last")
+set(OKERNEL_CUDA_ARCH "90" CACHE STRING "NVIDIA architectures, oldest first, 80 at least; PTX is made of the last")
 
 set(gpu_folder "${CMAKE_CURRENT_SOURCE_DIR}/src/gpu")
 file(GLOB gpu_kernels CONFIGURE_DEPENDS src/gpu/*.hip)
@@ -24,8 +24,8 @@ function(gpu_library target backend compiler)
 endfunction()
 
 if("hip" IN_LIST OKERNEL_BACKENDS)
-    find_program(OKERNEL_CLANG NAMES clang-19 amdclang clang-20 clang-18 clang HINTS "$ENV{ROCM_PATH}/llvm/bin" /opt/rocm/llvm/bin
-                 REQUIRED DOC "clang with AMD's targets")
+    find_program(OKERNEL_CLANG NAMES clang-19 amdclang clang-20 clang-18 clang REQUIRED DOC "clang with AMD's targets"
+                 HINTS "$ENV{ROCM_PATH}/llvm/bin" /opt/rocm/llvm/bin)
     find_path(OKERNEL_DEVICE_LIBS ocml.bc REQUIRED DOC "AMD's device libraries"
               HINTS "$ENV{ROCM_PATH}/amdgcn/bitcode" /opt/rocm/amdgcn/bitcode /usr/lib/x86_64-linux-gnu/amdgcn/bitcode)
     find_path(OKERNEL_HIP_INCLUDE hip/hip_runtime.h REQUIRED DOC "HIP's headers"
@@ -60,8 +60,8 @@ if("hip" IN_LIST OKERNEL_BACKENDS)
 
     # Device libraries older than a target lack one file for it, which holds one constant.
     set(device_libs "${CMAKE_CURRENT_BINARY_DIR}/device_libs")
-    execute_process(COMMAND "${CMAKE_CURRENT_SOURCE_DIR}/cmake/device_libs.sh" "${OKERNEL_DEVICE_LIBS}" "${OKERNEL_CLANG}"
-                            "${device_libs}" ${targets} COMMAND_ERROR_IS_FATAL ANY)
+    execute_process(COMMAND "${CMAKE_CURRENT_SOURCE_DIR}/cmake/device_libs.sh" "${OKERNEL_DEVICE_LIBS}"
+                            "${OKERNEL_CLANG}" "${device_libs}" ${targets} COMMAND_ERROR_IS_FATAL ANY)
 
     # All kernels are one translation unit a target; what it makes is embedded as it is.
     set(all_kernels "")
@@ -77,20 +77,22 @@ if("hip" IN_LIST OKERNEL_BACKENDS)
         add_custom_command(
             OUTPUT "${code}"
             COMMAND "${OKERNEL_CLANG}" -x hip --offload-arch=${gfx} --offload-device-only --no-gpu-bundle-output
-                    -mcode-object-version=4 ${gpu_kernel_flags} -ffp-contract=off -fno-exceptions -fno-rtti -Wall -Wextra
-                    -Werror "--rocm-device-lib-path=${device_libs}" -idirafter "${OKERNEL_HIP_INCLUDE}" ${gpu_include_flags}
-                    "${CMAKE_CURRENT_BINARY_DIR}/kernels.hip" -o "${code}"
+                    -mcode-object-version=4 ${gpu_kernel_flags} -ffp-contract=off -fno-exceptions -fno-rtti -Wall
+                    -Wextra -Werror "--rocm-device-lib-path=${device_libs}" -idirafter "${OKERNEL_HIP_INCLUDE}"
+                    ${gpu_include_flags} "${CMAKE_CURRENT_BINARY_DIR}/kernels.hip" -o "${code}"
             DEPENDS ${gpu_kernels} ${gpu_headers} "${CMAKE_CURRENT_BINARY_DIR}/kernels.hip"
             COMMENT "Compiling kernels for ${gfx}" VERBATIM)
         list(APPEND code_objects "${code}")
         string(APPEND table "extern \"C\" const unsigned char ok_code_${gfx}[];\n"
-               "asm(\".section .rodata\\n.balign 4096\\nok_code_${gfx}: .incbin \\\"${code}\\\"\\n.byte 0\\n.text\\n\");\n")
+               "asm(\".section .rodata\\n.balign 4096\\nok_code_${gfx}:\"\n"
+               "    \".incbin \\\"${code}\\\"\\n.byte 0\\n.text\\n\");\n")
         string(APPEND entries "    {\"${gfx}\", ok_code_${gfx}},\n")
     endforeach()
     string(APPEND table "\nconst ok::CodeObject ok::code_objects[] = {\n${entries}    {nullptr, nullptr},\n};\n\n"
            "const char *ok_targets() { return \"${target_names}\"; }\n")
     file(CONFIGURE OUTPUT code_objects.cpp CONTENT "${table}" @ONLY)
-    set_source_files_properties("${CMAKE_CURRENT_BINARY_DIR}/code_objects.cpp" PROPERTIES OBJECT_DEPENDS "${code_objects}")
+    set_source_files_properties("${CMAKE_CURRENT_BINARY_DIR}/code_objects.cpp" PROPERTIES
+                                OBJECT_DEPENDS "${code_objects}")
 
     # The launchers: an ordinary compiler reads the same files for the kernels' parameter types.
     set(launchers "")
@@ -103,7 +105,7 @@ if("hip" IN_LIST OKERNEL_BACKENDS)
     gpu_library(okernel_hip hip "${clang_version}" "${gpu_folder}/runtime_hip.cpp" ${launchers}
                 "${CMAKE_CURRENT_BINARY_DIR}/code_objects.cpp")
     target_compile_definitions(okernel_hip PRIVATE OK_HOST_HALF)
-    target_compile_options(okernel_hip PRIVATE -Wno-unknown-pragmas)  # unroll, in kernels that this compiler does not make
+    target_compile_options(okernel_hip PRIVATE -Wno-unknown-pragmas)  # "unroll", in kernels that it does not compile
 endif()
 
 if("cuda" IN_LIST OKERNEL_BACKENDS)
@@ -111,7 +113,8 @@ if("cuda" IN_LIST OKERNEL_BACKENDS)
     execute_process(COMMAND "${OKERNEL_NVCC}" --version OUTPUT_VARIABLE nvcc_version)
     string(REGEX MATCH "V[0-9.]+" nvcc_version "${nvcc_version}")
     # nvcc says itself where its toolkit lies; it may be a link or a script on the path.
-    execute_process(COMMAND "${OKERNEL_NVCC}" --dryrun -x cu /dev/null -c -o /dev/null ERROR_VARIABLE dryrun OUTPUT_QUIET)
+    execute_process(COMMAND "${OKERNEL_NVCC}" --dryrun -x cu /dev/null -c -o /dev/null
+                    ERROR_VARIABLE dryrun OUTPUT_QUIET)
     string(REGEX MATCH "TOP=([^\n]*)" top "${dryrun}")
     set(cuda_top "${CMAKE_MATCH_1}")
     find_path(OKERNEL_CUDA_INCLUDE cuda_runtime_api.h REQUIRED
@@ -158,7 +161,7 @@ if("cuda" IN_LIST OKERNEL_BACKENDS)
 endif()
 
 if("standin" IN_LIST OKERNEL_BACKENDS)
-    find_program(OKERNEL_CLANGXX NAMES clang++-19 clang++ REQUIRED DOC "clang for x86-64: the stand-in is written for it")
+    find_program(OKERNEL_CLANGXX NAMES clang++-19 clang++ REQUIRED DOC "clang for x86-64, for the stand-in")
     set(standin "${CMAKE_CURRENT_SOURCE_DIR}/../tests/amd/standin")
     file(GLOB_RECURSE standin_headers CONFIGURE_DEPENDS "${standin}/*.h")
     # <wave size>:<the target whose matrix unit is modelled>
@@ -172,8 +175,9 @@ if("standin" IN_LIST OKERNEL_BACKENDS)
             set(object "${CMAKE_CURRENT_BINARY_DIR}/standin_${wave}/${name}.o")
             add_custom_command(
                 OUTPUT "${object}"
-                COMMAND "${OKERNEL_CLANGXX}" -x c++ -std=c++17 -O2 -march=x86-64-v3 -fPIC -fvisibility=hidden -fno-exceptions
-                        -fno-rtti -ffp-contract=off -Wall -Wextra -Werror -D__${gfx}__=1 -DSTANDIN_WAVE_SIZE=${wave}
+                COMMAND "${OKERNEL_CLANGXX}" -x c++ -std=c++17 -O2 -march=x86-64-v3 -fPIC -fvisibility=hidden
+                        -fno-exceptions -fno-rtti -ffp-contract=off -Wall -Wextra -Werror -D__${gfx}__=1
+                        -DSTANDIN_WAVE_SIZE=${wave}
                         -DOK_STANDIN=1 -DOK_BUILDING "-DOKERNEL_BACKEND=\"hip\"" "-DOKERNEL_TARGETS=\"${gfx}\""
                         "-DOKERNEL_DEVICE_COMPILER=\"stand-in\"" "-DOKERNEL_VERSION=\"${OKERNEL_VERSION}\""
                         "-DOKERNEL_BUILD_FLAGS=\"wave${wave}\"" "-I${standin}" ${gpu_include_flags} -c "${source}" -o

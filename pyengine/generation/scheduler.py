@@ -196,6 +196,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """First come, first served, while lanes and blocks last."""
+        if not self._waiting:
+            return
         if not self._running:
             self._pool.take_all_back()  # an interrupt may have lost some
         lanes = set(range(self._runner.buffers.shape.sequences)) - {s.lane for s in self._running}

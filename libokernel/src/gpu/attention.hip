@@ -1,17 +1,19 @@
 // attention.hip: causal attention of ragged rows over the paged cache.
 //
-// Few rows (`span`): a block takes one row and query head and walks keys in spans of 256 from position 0; lanes lie along
-// head_dim, so that a key or value is one coalesced read, and groups of lanes take keys in turn, each with a softmax of its
-// own that is folded at the end. Spans beyond the first leave (max, sum, weighted values) in scratch for `merge`.
-// Many rows (`tile`): a block takes 32 rows and one query head; keys and values pass through LDS, 32 at a time, for all rows
-// of one sequence; rows of other sequences follow in further passes. Softmax and sums are f32 throughout.
+// Few rows (`span`): the blocks of one row and query head take its keys in turn, one step of neighbouring keys each;
+// lanes lie along head_dim, so that a key or value is one coalesced read, and groups of lanes take keys side by side. A
+// wave keeps one softmax. Several blocks of a row and head leave (weighted values, max, sum) in scratch for `merge`.
+//
+// Many rows (`tile`): a block takes 32 rows and one query head; keys and values pass through LDS, 32 at a time, for all
+// rows of one sequence; rows of other sequences follow in further passes. Softmax and sums are f32 throughout.
+//
 // Traffic: `span` reads the visible keys and values once a query head, `tile` once for 32 rows.
 #include "checks.h"
 #include "kv_cache.h"
 
 namespace ok {
 
-constexpr int64_t kSpan = 256;      // keys
+constexpr uint32_t kMaxSpans = 16;  // blocks of one row and head
 constexpr int64_t kTileFrom = 65;   // fewest rows for tiles
 constexpr int kTileRows = 32, kTileKeys = OK_KV_BLOCK_SIZE, kTileDim = 64;
 constexpr float kLowest = -__builtin_inff();
@@ -34,28 +36,53 @@ struct Visible {
 // What exp(from - to) is for a running maximum that moved from `from` to `to`; 1 where both are still -infinity.
 DEVICE float moved(float from, float to) { return from == to ? 1.0f : expf(from - to); }
 
-// ---- few rows ----------------------------------------------------------------------------------------------------------
+// ---- few rows -----------------------------------------------------------------------------------------------------
 
-// C: steps of 8 values that a lane holds of head_dim. lanes: of a group, a power of two; step c of lane l is l + c * lanes.
+// Keys that a group of lanes reads at a time; C: steps of 8 values that a lane holds of head_dim.
+__host__ __device__ constexpr int keys_at_once(int C) { return C == 1 ? 4 : 1; }
+
+// Steps of `keys` keys that hold a visible one. Step i is of span i % spans. (Positions are below 2^31.)
+struct Steps {
+    uint32_t first, end;
+
+    __device__ Steps(const Visible &visible, uint32_t keys)
+        : first(static_cast<uint32_t>(visible.first) / keys),
+          end(visible.first < visible.end ? (static_cast<uint32_t>(visible.end) + keys - 1) / keys : first) {}
+    __device__ uint32_t first_of(uint32_t span, uint32_t spans) const {
+        const uint32_t before = first / spans * spans + span;
+        return before < first ? before + spans : before;
+    }
+    __device__ bool any_of(uint32_t span, uint32_t spans) const { return first_of(span, spans) < end; }
+};
+
+// The cache blocks of keys at, at + groups, ... ; -1: not seen.
+template <int N>
+DEVICE void find_blocks(int32_t (&found)[N], const Visible &visible, int64_t at, int groups, int64_t blocks) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        const int64_t key = at + n * groups;
+        found[n] = key >= visible.first && key < visible.end ? visible.table[key / OK_KV_BLOCK_SIZE] : -1;
+        if (found[n] >= blocks) found[n] = -1;
+    }
+}
+
+// lanes: of a group, a power of two; step c of lane l along head_dim is l + c * lanes.
 template <class T, int C>
 DEVICE void attend_span(float *y, float *partial, const float *q, int64_t q_stride, const T *cache, int64_t blocks,
-                        const int32_t *block_table, int64_t sequences, int64_t blocks_per_sequence, const int32_t *sequence,
-                        const int32_t *position, const float *slope, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                        int64_t window, float scale, int64_t span_keys, int32_t lanes) {
-    constexpr int kKeys = 4;  // that a group reads at a time
-    __shared__ float wave_max[kMaxWaves], wave_sum[kMaxWaves];
-    __shared__ float wave_out[kBlock / kWave][C * 8 * 32];
+                        const int32_t *block_table, int64_t sequences, int64_t blocks_per_sequence,
+                        const int32_t *sequence, const int32_t *position, const float *slope, int64_t heads,
+                        int64_t kv_heads, int64_t head_dim, int64_t window, float scale, int32_t lanes) {
+    constexpr int kKeys = keys_at_once(C), kWaves = kBlock / kWave;
+    __shared__ float wave_max[kWaves], wave_sum[kWaves];
+    __shared__ float wave_out[kWaves][C * 8 * 32];
     const KVLayout layout(kv_heads, head_dim);
-    const int64_t row = blockIdx.x / heads, head = blockIdx.x % heads, kv_head = head / (heads / kv_heads);
-    const int64_t at = position[row], span = blockIdx.y, spans = gridDim.y;
-    const Visible visible(sequence[row], at, block_table, sequences, blocks_per_sequence, window);
-    const int64_t span_first = span * span_keys;
-    const int64_t first = visible.first > span_first ? visible.first : span_first;
-    const int64_t end = visible.end < span_first + span_keys ? visible.end : span_first + span_keys;
-    const bool empty = first >= end;
-    if (empty && (spans > 1 || visible.first < visible.end)) return;  // `merge` sees that it is empty too
+    const uint32_t row = blockIdx.x / static_cast<uint32_t>(heads), head = blockIdx.x % static_cast<uint32_t>(heads);
+    const uint32_t kv_head = head / (static_cast<uint32_t>(heads) / static_cast<uint32_t>(kv_heads));
+    const uint32_t span = blockIdx.y, spans = gridDim.y;
+    const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = kBlock / lanes;
 
-    const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = blockDim.x / lanes;
+    const int64_t at = position[row];
+    const Visible visible(sequence[row], at, block_table, sequences, blocks_per_sequence, window);
     float query[C][8], out[C][8] = {}, max = kLowest, sum = 0.0f;
 #pragma unroll
     for (int c = 0; c < C; ++c)
@@ -66,34 +93,46 @@ DEVICE void attend_span(float *y, float *partial, const float *q, int64_t q_stri
         }
     const float bias = slope ? slope[head] : 0.0f;
 
-    // Which group takes which key depends on the key's place in its span alone.
-    for (int64_t base = span_first + (first - span_first) / (kKeys * groups) * (kKeys * groups); base < end;
-         base += kKeys * groups) {
-        float score[kKeys];
-        Eight<T> values[kKeys][C];
+    const int step_keys = kKeys * groups;
+    const Steps steps(visible, step_keys);
+    if (spans > 1 && !steps.any_of(span, spans)) return;  // `merge` sees that it is empty too
+
+    // Which group takes which key depends on the key's place alone. Table, keys and values are asked for ahead of their use.
+    int64_t step = steps.first_of(span, spans);
+    int32_t block[kKeys];
+    find_blocks(block, visible, step * step_keys + group, groups, blocks);
+    while (step < steps.end) {
+        const int64_t first_key = step * step_keys + group;
+        Eight<T> keys[kKeys][C] = {}, values[kKeys][C] = {};
+        bool seen[kKeys];
 #pragma unroll
         for (int n = 0; n < kKeys; ++n) {
-            const int64_t key = base + n * groups + group;
-            int64_t block = -1;
-            if (key >= first && key < end) block = visible.table[key / OK_KV_BLOCK_SIZE];
-            const bool seen = block >= 0 && block < blocks;
-            float dot = 0.0f;
+            const int64_t token = (first_key + n * groups) % OK_KV_BLOCK_SIZE;
+            seen[n] = block[n] >= 0;
 #pragma unroll
             for (int c = 0; c < C; ++c) {
                 const int64_t d = (lane + c * lanes) * 8;
-                values[n][c] = {};
-                if (!seen || d >= layout.padded_dim) continue;
-                const Eight<T> keys = load_eight(cache + layout.key(block, kv_head, key % OK_KV_BLOCK_SIZE) + d);
-                values[n][c] = load_eight(cache + layout.value(block, kv_head, key % OK_KV_BLOCK_SIZE) + d);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) dot = fmaf(query[c][i], keys.get(i), dot);
+                if (!seen[n] || d >= layout.padded_dim) continue;
+                keys[n][c] = load_eight(cache + layout.key(block[n], kv_head, token) + d);
+                values[n][c] = load_eight(cache + layout.value(block[n], kv_head, token) + d);
             }
-            dot = reduce_lanes<Add>(dot, lanes);
-            score[n] = seen ? fmaf(scale, dot, bias * static_cast<float>(key - at)) : kLowest;
         }
-        float now = max;
+        step += spans;
+        find_blocks(block, visible, step * step_keys + group, groups, blocks);
+
+        float score[kKeys], now = max;
 #pragma unroll
-        for (int n = 0; n < kKeys; ++n) now = fmaxf(now, score[n]);
+        for (int n = 0; n < kKeys; ++n) {
+            float dot = 0.0f;
+#pragma unroll
+            for (int c = 0; c < C; ++c)
+#pragma unroll
+                for (int i = 0; i < 8; ++i) dot = fmaf(query[c][i], keys[n][c].get(i), dot);
+            dot = reduce_lanes<Add>(dot, lanes);
+            score[n] = seen[n] ? fmaf(scale, dot, bias * static_cast<float>(first_key + n * groups - at)) : kLowest;
+            now = fmaxf(now, score[n]);
+        }
+        for (int mask = lanes; mask < kWave; mask *= 2) now = fmaxf(now, shuffle_xor(now, mask));
         const float kept = moved(max, now);
         max = now;
         sum *= kept;
@@ -114,14 +153,11 @@ DEVICE void attend_span(float *y, float *partial, const float *q, int64_t q_stri
 
     // Fold the groups of a wave, then the waves.
     for (int mask = lanes; mask < kWave; mask *= 2) {
-        const float other = shuffle_xor(max, mask), now = fmaxf(max, other), kept = moved(max, now);
-        const float taken = moved(other, now);
-        sum = sum * kept + shuffle_xor(sum, mask) * taken;
+        sum += shuffle_xor(sum, mask);
 #pragma unroll
         for (int c = 0; c < C; ++c)
 #pragma unroll
-            for (int i = 0; i < 8; ++i) out[c][i] = out[c][i] * kept + shuffle_xor(out[c][i], mask) * taken;
-        max = now;
+            for (int i = 0; i < 8; ++i) out[c][i] += shuffle_xor(out[c][i], mask);
     }
     if (lane_index() == 0) {
         wave_max[wave_index()] = max;
@@ -133,15 +169,22 @@ DEVICE void attend_span(float *y, float *partial, const float *q, int64_t q_stri
 #pragma unroll
             for (int i = 0; i < 8; ++i) wave_out[wave_index()][(lane + c * lanes) * 8 + i] = out[c][i];
     __syncthreads();
-    max = wave_max[0];
-    for (int wave = 1; wave < wave_count(); ++wave) max = fmaxf(max, wave_max[wave]);
+    float share[kWaves];
+    max = kLowest;
     sum = 0.0f;
-    for (int wave = 0; wave < wave_count(); ++wave) sum += wave_sum[wave] * moved(wave_max[wave], max);
-    float *to = spans > 1 ? partial + ((row * heads + head) * spans + span) * (head_dim + 2)
-                          : y + (row * heads + head) * head_dim;
-    for (int64_t d = threadIdx.x; d < head_dim; d += blockDim.x) {
+#pragma unroll
+    for (int wave = 0; wave < kWaves; ++wave) max = fmaxf(max, wave_max[wave]);
+#pragma unroll
+    for (int wave = 0; wave < kWaves; ++wave) {
+        share[wave] = moved(wave_max[wave], max);
+        sum += wave_sum[wave] * share[wave];
+    }
+    const int64_t result = static_cast<int64_t>(row) * heads + head;
+    float *to = spans > 1 ? partial + (result * spans + span) * (head_dim + 2) : y + result * head_dim;
+    for (int64_t d = threadIdx.x; d < head_dim; d += kBlock) {
         float total = 0.0f;
-        for (int wave = 0; wave < wave_count(); ++wave) total += wave_out[wave][d] * moved(wave_max[wave], max);
+#pragma unroll
+        for (int wave = 0; wave < kWaves; ++wave) total += wave_out[wave][d] * share[wave];
         to[d] = spans > 1 ? total : sum == 0.0f ? 0.0f : total / sum;
     }
     if (spans > 1 && threadIdx.x == 0) {
@@ -150,28 +193,45 @@ DEVICE void attend_span(float *y, float *partial, const float *q, int64_t q_stri
     }
 }
 
-// Folds the spans of a row and head in order.
+// Folds the spans of a row and head in order; what several of them left is asked for at once.
 KERNEL attention_merge_kernel(float *y, const float *partial, const int32_t *block_table, int64_t sequences,
-                              int64_t blocks_per_sequence, const int32_t *sequence, const int32_t *position, int64_t heads,
-                              int64_t head_dim, int64_t window, int64_t spans) {
-    const int64_t row = blockIdx.x / heads, head = blockIdx.x % heads, record = head_dim + 2;
+                              int64_t blocks_per_sequence, const int32_t *sequence, const int32_t *position,
+                              int64_t heads, int64_t head_dim, int64_t window, uint32_t spans, uint32_t step_keys) {
+    constexpr uint32_t kAtOnce = 8;
+    const int64_t row = blockIdx.x / static_cast<uint32_t>(heads), record = head_dim + 2;
     const Visible visible(sequence[row], position[row], block_table, sequences, blocks_per_sequence, window);
-    partial += (row * heads + head) * spans * record;
-    const bool any = visible.first < visible.end;
-    const int64_t begin = visible.first / kSpan, end = any ? (visible.end + kSpan - 1) / kSpan : begin;
-    float max = kLowest, sum = 0.0f;
-    for (int64_t span = begin; span < end; ++span) max = fmaxf(max, partial[span * record + head_dim]);
-    for (int64_t span = begin; span < end; ++span)
-        sum += partial[span * record + head_dim + 1] * moved(partial[span * record + head_dim], max);
+    const Steps steps(visible, step_keys);
+    partial += static_cast<int64_t>(blockIdx.x) * spans * record;
     for (int64_t d = threadIdx.x; d < head_dim; d += blockDim.x) {
-        float total = 0.0f;
-        for (int64_t span = begin; span < end; ++span)
-            total += partial[span * record + d] * moved(partial[span * record + head_dim], max);
-        y[(row * heads + head) * head_dim + d] = sum == 0.0f ? 0.0f : total / sum;
+        float max = kLowest, sum = 0.0f, total = 0.0f;
+        for (uint32_t base = 0; base < spans; base += kAtOnce) {
+            float value[kAtOnce], value_max[kAtOnce], value_sum[kAtOnce], now = max;
+#pragma unroll
+            for (uint32_t n = 0; n < kAtOnce; ++n) {
+                const bool used = base + n < spans && steps.any_of(base + n, spans);
+                const float *from = partial + (base + n) * record;
+                value[n] = used ? from[d] : 0.0f;
+                value_max[n] = used ? from[head_dim] : kLowest;
+                value_sum[n] = used ? from[head_dim + 1] : 0.0f;
+            }
+#pragma unroll
+            for (uint32_t n = 0; n < kAtOnce; ++n) now = fmaxf(now, value_max[n]);
+            const float kept = moved(max, now);
+            max = now;
+            sum *= kept;
+            total *= kept;
+#pragma unroll
+            for (uint32_t n = 0; n < kAtOnce; ++n) {
+                const float share = moved(value_max[n], max);
+                sum += value_sum[n] * share;
+                total += value[n] * share;
+            }
+        }
+        y[blockIdx.x * head_dim + d] = sum == 0.0f ? 0.0f : total / sum;
     }
 }
 
-// ---- many rows ---------------------------------------------------------------------------------------------------------
+// ---- many rows ----------------------------------------------------------------------------------------------------
 
 // 32 keys or values of one cache block, kTileDim of their values from `d`, into LDS as f32; zeros for keys outside
 // [first, end), which may never have been written.
@@ -181,7 +241,8 @@ DEVICE void load_tile(float (*tile)[kTileDim + 4], const T *rows, int64_t padded
     const int token = threadIdx.x / 8, part = threadIdx.x % 8 * 8;
     const int64_t key = tile_first + token;
     Eight<T> eight = {};
-    if (rows && key >= first && key < end && d + part < padded_dim) eight = load_eight(rows + token * padded_dim + d + part);
+    if (rows && key >= first && key < end && d + part < padded_dim)
+        eight = load_eight(rows + token * padded_dim + d + part);
 #pragma unroll
     for (int i = 0; i < 8; i += 4) {
         const Chunk<float> four = {{eight.get(i), eight.get(i + 1), eight.get(i + 2), eight.get(i + 3)}};
@@ -189,13 +250,13 @@ DEVICE void load_tile(float (*tile)[kTileDim + 4], const T *rows, int64_t padded
     }
 }
 
-// A thread computes the scores of 2 rows and 2 keys, then 4 output values of the same 2 rows in each of C parts of head_dim.
-// The 16 threads that share 2 rows are neighbours in a wave.
+// A thread computes the scores of 2 rows and 2 keys, then 4 output values of the same 2 rows in each of C parts of
+// head_dim. The 16 threads that share 2 rows are neighbours in a wave.
 template <class T, int C>
 DEVICE void attend_tile(float *y, const float *q, int64_t q_stride, const T *cache, int64_t blocks,
-                        const int32_t *block_table, int64_t sequences, int64_t blocks_per_sequence, const int32_t *sequence,
-                        const int32_t *position, const float *slope, int64_t rows, int64_t heads, int64_t kv_heads,
-                        int64_t head_dim, int64_t window, float scale) {
+                        const int32_t *block_table, int64_t sequences, int64_t blocks_per_sequence,
+                        const int32_t *sequence, const int32_t *position, const float *slope, int64_t rows,
+                        int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, float scale) {
     alignas(16) __shared__ float query[kTileRows][C * kTileDim + 4];
     alignas(16) __shared__ float tile[kTileKeys][kTileDim + 4];
     alignas(16) __shared__ float weight[kTileRows][kTileKeys + 4];
@@ -221,8 +282,8 @@ DEVICE void attend_tile(float *y, const float *q, int64_t q_stride, const T *cac
     float out[C][2][4] = {}, max[2] = {kLowest, kLowest}, sum[2] = {};
     for (uint32_t waiting = ~0u; waiting;) {  // rows whose sequence has not had its pass
         int leader = 0;
-        while (leader < kTileRows && (!(waiting >> leader & 1) || row_position[leader] < 0 || row_sequence[leader] < 0 ||
-                                      row_sequence[leader] >= sequences))
+        while (leader < kTileRows && (!(waiting >> leader & 1) || row_position[leader] < 0 ||
+                                      row_sequence[leader] < 0 || row_sequence[leader] >= sequences))
             ++leader;
         if (leader == kTileRows) break;
         const int32_t own = row_sequence[leader];
@@ -278,8 +339,9 @@ DEVICE void attend_tile(float *y, const float *q, int64_t q_stride, const T *cac
                 for (int j = 0; j < 2; ++j) {
                     const int64_t key = base + column + 16 * j;
                     const bool seen = real && key >= row_first[i] && key < row_end[i];
-                    score[i][j] = seen ? fmaf(scale, score[i][j], bias * static_cast<float>(key - row_position[pair + i]))
-                                       : kLowest;
+                    score[i][j] =
+                        seen ? fmaf(scale, score[i][j], bias * static_cast<float>(key - row_position[pair + i]))
+                             : kLowest;
                 }
                 float now = fmaxf(max[i], fmaxf(score[i][0], score[i][1]));
 #pragma unroll
@@ -335,31 +397,31 @@ DEVICE void attend_tile(float *y, const float *q, int64_t q_stride, const T *cac
             }
 }
 
-#define SPAN_KERNEL(name, T, C, blocks_resident)                                                                        \
-    KERNEL_OF(256, blocks_resident)                                                                                     \
-    name(float *y, float *partial, const float *q, int64_t q_stride, const void *cache, int64_t blocks,                 \
-                const int32_t *block_table, int64_t sequences, int64_t blocks_per_sequence, const int32_t *sequence,    \
-                const int32_t *position, const float *slope, int64_t heads, int64_t kv_heads, int64_t head_dim,         \
-                int64_t window, float scale, int64_t span_keys, int32_t lanes) {                                        \
-        attend_span<T, C>(y, partial, q, q_stride, static_cast<const T *>(cache), blocks, block_table, sequences,       \
-                          blocks_per_sequence, sequence, position, slope, heads, kv_heads, head_dim, window, scale,     \
-                          span_keys, lanes);                                                                            \
+#define SPAN_KERNEL(name, T, C, blocks_resident)                                                                    \
+    KERNEL_OF(256, blocks_resident)                                                                                 \
+    name(float *y, float *partial, const float *q, int64_t q_stride, const void *cache, int64_t blocks,             \
+         const int32_t *block_table, int64_t sequences, int64_t blocks_per_sequence, const int32_t *sequence,       \
+         const int32_t *position, const float *slope, int64_t heads, int64_t kv_heads, int64_t head_dim,            \
+         int64_t window, float scale, int32_t lanes) {                                                              \
+        attend_span<T, C>(y, partial, q, q_stride, static_cast<const T *>(cache), blocks, block_table, sequences,   \
+                          blocks_per_sequence, sequence, position, slope, heads, kv_heads, head_dim, window, scale, \
+                          lanes);                                                                                   \
     }
-#define TILE_KERNEL(name, T, C, blocks_resident)                                                                        \
-    KERNEL_OF(256, blocks_resident)                                                                                     \
-    name(float *y, const float *q, int64_t q_stride, const void *cache, int64_t blocks,                                 \
-                const int32_t *block_table, int64_t sequences, int64_t blocks_per_sequence, const int32_t *sequence,    \
-                const int32_t *position, const float *slope, int64_t rows, int64_t heads, int64_t kv_heads,             \
-                int64_t head_dim, int64_t window, float scale) {                                                        \
-        attend_tile<T, C>(y, q, q_stride, static_cast<const T *>(cache), blocks, block_table, sequences,                \
-                          blocks_per_sequence, sequence, position, slope, rows, heads, kv_heads, head_dim, window,      \
-                          scale);                                                                                       \
+#define TILE_KERNEL(name, T, C, blocks_resident)                                                                    \
+    KERNEL_OF(256, blocks_resident)                                                                                 \
+    name(float *y, const float *q, int64_t q_stride, const void *cache, int64_t blocks, const int32_t *block_table, \
+         int64_t sequences, int64_t blocks_per_sequence, const int32_t *sequence, const int32_t *position,          \
+         const float *slope, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window,       \
+         float scale) {                                                                                             \
+        attend_tile<T, C>(y, q, q_stride, static_cast<const T *>(cache), blocks, block_table, sequences,            \
+                          blocks_per_sequence, sequence, position, slope, rows, heads, kv_heads, head_dim, window,  \
+                          scale);                                                                                   \
     }
-#define ATTENTION_KERNELS(dtype, T)                          \
-    SPAN_KERNEL(attention_span_##dtype##_kernel, T, 1, 2)       \
-    SPAN_KERNEL(attention_long_span_##dtype##_kernel, T, 4, 1)  \
-    TILE_KERNEL(attention_tile64_##dtype##_kernel, T, 1, 2)     \
-    TILE_KERNEL(attention_tile128_##dtype##_kernel, T, 2, 2)    \
+#define ATTENTION_KERNELS(dtype, T)                            \
+    SPAN_KERNEL(attention_span_##dtype##_kernel, T, 1, 2)      \
+    SPAN_KERNEL(attention_long_span_##dtype##_kernel, T, 4, 1) \
+    TILE_KERNEL(attention_tile64_##dtype##_kernel, T, 1, 2)    \
+    TILE_KERNEL(attention_tile128_##dtype##_kernel, T, 2, 2)   \
     TILE_KERNEL(attention_tile256_##dtype##_kernel, T, 4, 1)
 ATTENTION_KERNELS(f32, float)
 ATTENTION_KERNELS(f16, f16)
@@ -367,11 +429,27 @@ ATTENTION_KERNELS(bf16, bf16)
 
 }  // namespace ok
 
-// ---- launchers ---------------------------------------------------------------------------------------------------------
+// ---- launchers ----------------------------------------------------------------------------------------------------
 
 namespace {
 
 bool takes_tiles(int64_t rows, int64_t head_dim) { return rows >= ok::kTileFrom && head_dim <= 4 * ok::kTileDim; }
+
+// How the `span` kernels share out a head of `keys` keys.
+struct SpanShape {
+    bool is_long;  // a head that takes the kernel with C = 4
+    int32_t lanes = 1, step_keys;
+    int64_t spans;
+
+    SpanShape(int64_t head_dim, int64_t keys) {
+        const int64_t steps = ok::ceil_div(head_dim, ok::kHeadStep);
+        is_long = steps > 32;
+        while (lanes < 32 && lanes < steps) lanes *= 2;
+        step_keys = ok::kBlock / lanes * ok::keys_at_once(is_long ? 4 : 1);
+        spans = ok::ceil_div(keys, step_keys);
+        if (spans > ok::kMaxSpans) spans = ok::kMaxSpans;
+    }
+};
 
 uint64_t scratch_needed(int64_t rows, int64_t heads, int64_t head_dim, int64_t spans) {
     if (spans <= 1 || takes_tiles(rows, head_dim)) return 0;
@@ -386,46 +464,42 @@ ok_status ok_attention_paged(ok_queue *queue, float *y, const float *q, int64_t 
                              const float *slope, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim,
                              int64_t window, float scale) {
     const int64_t tile = ok::KVLayout(kv_heads, head_dim < 1 ? 1 : head_dim).tile_elements();
-    if (ok_status status = ok::check_attention(__func__, queue, y, q, q_stride, cache, dtype, blocks, block_table, sequences,
-                                               blocks_per_sequence, sequence, position, rows, heads, kv_heads, head_dim,
-                                               window, scale, tile))
+    if (ok_status status = ok::check_attention(__func__, queue, y, q, q_stride, cache, dtype, blocks, block_table,
+                                               sequences, blocks_per_sequence, sequence, position, rows, heads,
+                                               kv_heads, head_dim, window, scale, tile))
         return status;
     if (rows == 0) return OK_SUCCESS;
     if (takes_tiles(rows, head_dim)) {
         const ok::Grid grid = {ok::ceil_div(rows, ok::kTileRows), heads};
         if (head_dim <= ok::kTileDim)
-            return LAUNCH_FLOAT(attention_tile64, dtype, queue, grid, ok::kBlock, y, q, q_stride, cache, blocks, block_table,
-                                sequences, blocks_per_sequence, sequence, position, slope, rows, heads, kv_heads, head_dim,
-                                window, scale);
+            return LAUNCH_FLOAT(attention_tile64, dtype, queue, grid, ok::kBlock, y, q, q_stride, cache, blocks,
+                                block_table, sequences, blocks_per_sequence, sequence, position, slope, rows, heads,
+                                kv_heads, head_dim, window, scale);
         if (head_dim <= 2 * ok::kTileDim)
             return LAUNCH_FLOAT(attention_tile128, dtype, queue, grid, ok::kBlock, y, q, q_stride, cache, blocks,
                                 block_table, sequences, blocks_per_sequence, sequence, position, slope, rows, heads,
                                 kv_heads, head_dim, window, scale);
-        return LAUNCH_FLOAT(attention_tile256, dtype, queue, grid, ok::kBlock, y, q, q_stride, cache, blocks, block_table,
-                            sequences, blocks_per_sequence, sequence, position, slope, rows, heads, kv_heads, head_dim,
-                            window, scale);
+        return LAUNCH_FLOAT(attention_tile256, dtype, queue, grid, ok::kBlock, y, q, q_stride, cache, blocks,
+                            block_table, sequences, blocks_per_sequence, sequence, position, slope, rows, heads,
+                            kv_heads, head_dim, window, scale);
     }
 
-    // Without scratch for the spans, one block walks them all.
-    const int64_t keys = blocks_per_sequence * OK_KV_BLOCK_SIZE;
-    int64_t spans = ok::ceil_div(keys, ok::kSpan), span_keys = ok::kSpan;
-    if (queue->scratch_bytes < scratch_needed(rows, heads, head_dim, spans)) spans = 1;
-    if (spans == 1) span_keys = keys;
+    // Without scratch for the spans, one block takes all steps.
+    const SpanShape shape(head_dim, blocks_per_sequence * OK_KV_BLOCK_SIZE);
+    const int64_t spans = queue->scratch_bytes < scratch_needed(rows, heads, head_dim, shape.spans) ? 1 : shape.spans;
     float *partial = static_cast<float *>(queue->scratch);
     const ok::Grid grid = {rows * heads, spans};
-    const int64_t steps = ok::ceil_div(head_dim, ok::kHeadStep);
-    int32_t lanes = 1;
-    while (lanes < 32 && lanes < steps) lanes *= 2;
     const ok_status status =
-        steps <= 32 ? LAUNCH_FLOAT(attention_span, dtype, queue, grid, ok::kBlock, y, partial, q, q_stride, cache, blocks,
-                                   block_table, sequences, blocks_per_sequence, sequence, position, slope, heads, kv_heads,
-                                   head_dim, window, scale, span_keys, lanes)
-                    : LAUNCH_FLOAT(attention_long_span, dtype, queue, grid, ok::kBlock, y, partial, q, q_stride, cache,
-                                   blocks, block_table, sequences, blocks_per_sequence, sequence, position, slope, heads,
-                                   kv_heads, head_dim, window, scale, span_keys, lanes);
+        shape.is_long ? LAUNCH_FLOAT(attention_long_span, dtype, queue, grid, ok::kBlock, y, partial, q, q_stride,
+                                     cache, blocks, block_table, sequences, blocks_per_sequence, sequence, position,
+                                     slope, heads, kv_heads, head_dim, window, scale, shape.lanes)
+                      : LAUNCH_FLOAT(attention_span, dtype, queue, grid, ok::kBlock, y, partial, q, q_stride, cache,
+                                     blocks, block_table, sequences, blocks_per_sequence, sequence, position, slope,
+                                     heads, kv_heads, head_dim, window, scale, shape.lanes);
     if (status != OK_SUCCESS || spans == 1) return status;
     return LAUNCH(queue, attention_merge_kernel, {rows * heads}, head_dim <= 64 ? 64 : 128, y, partial, block_table,
-                  sequences, blocks_per_sequence, sequence, position, heads, head_dim, window, spans);
+                  sequences, blocks_per_sequence, sequence, position, heads, head_dim, window,
+                  static_cast<uint32_t>(spans), shape.step_keys);
 }
 
 ok_status ok_attention_scratch_bytes(int64_t rows, int64_t heads, int64_t head_dim, int64_t max_context,
@@ -434,6 +508,7 @@ ok_status ok_attention_scratch_bytes(int64_t rows, int64_t heads, int64_t head_d
         return status;
     // A call with fewer rows may need more: tiles need none.
     const int64_t most_rows = takes_tiles(rows, head_dim) ? ok::kTileFrom - 1 : rows;
-    *host_bytes = scratch_needed(most_rows, heads, head_dim, ok::ceil_div(max_context, ok::kSpan));
+    const int64_t keys = ok::ceil_div(max_context, OK_KV_BLOCK_SIZE) * OK_KV_BLOCK_SIZE;
+    *host_bytes = scratch_needed(most_rows, heads, head_dim, SpanShape(head_dim, keys).spans);
     return OK_SUCCESS;
 }

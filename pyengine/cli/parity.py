@@ -156,6 +156,8 @@ def _show(one: ParityReport) -> None:
     if one.untrained:
         Console().print(reports.UNTRAINED, style="bold red")
     _print_table(reports.gate_table(one.gates))
+    if one.cost is not None:
+        _print_table(reports.cost_table(one))
     _print_table(reports.spread_table(one.summary))
 
 

@@ -14,12 +14,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pyengine.evidence.quantized import round_trip
 from pyengine.generation.engine import ModelSource
 from pyengine.models.checkpoint import Checkpoint
 from pyengine.models.config import ModelConfig
+from pyengine.models.layouts import Transposed
 from pyengine.models.loading import widen
 from pyengine.models.positions import RopeConfig, frequencies
 from pyengine.models.spec import DecoderSpec
+from pyengine.models.weights import expected_weights
 
 Array = NDArray[Any]
 Order = NDArray[np.int64]
@@ -56,6 +59,13 @@ class AlteredCheckpoint:
     def put(self, name: str, tensor: Tensor) -> None:
         """Adds or replaces a tensor."""
         self._changed[name] = tensor
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor as it is by now, whatever becomes of it later."""
+        base = self._base
+        return self._changed.get(name) or Tensor(
+            base.shape(name), base.dtype(name), lambda rows: base.read(name, rows)
+        )
 
     def names(self) -> list[str]:
         """Every tensor."""
@@ -135,6 +145,53 @@ class Model:
             for head in range(self.config.num_attention_heads):
                 for part in ("weight", "bias"):
                     self.checkpoint.hide(self.name(role, layer, head, part))
+
+    def change_rows(self, name: str, change: Callable[[Array, int], Array]) -> None:
+        """Rows of a matrix or vector become change(rows as float32, index of the first)."""
+        before = self.checkpoint.tensor(name)
+
+        def read(rows: slice) -> Array:
+            return change(widen(before.read(rows)), rows.start)
+
+        self.checkpoint.put(name, Tensor(before.shape, "F32", read))
+
+    def raise_inner_column(self, column: int, factor: float) -> None:
+        """One column of every down projection of a gated MLP grows, its input shrinks as much.
+
+        With a power of two as factor the model computes the same to the last bit: it only has an
+        outlier now, as trained models often do.
+        """
+        assert self.spec.mlp == "gated"
+        fused = self.spec.gate_up == "concat"
+        row = column + (self.config.intermediate_size if fused else 0)
+
+        def shrink(rows: Array, first: int) -> Array:
+            if first <= row < first + len(rows):
+                rows[row - first] /= factor
+            return rows
+
+        def grow(rows: Array, first: int) -> Array:
+            rows[:, column] *= factor
+            return rows
+
+        stored = set(self._original.names())
+        for layer in self.layers:
+            for part in ("weight", "bias"):
+                name = self.name("gate_up" if fused else "up", layer, part=part)
+                if name in stored:
+                    self.change_rows(name, shrink)
+            self.change_rows(self.name("down", layer), grow)
+
+    def quantise(self, block: int | None) -> None:
+        """Every matrix that q8_0 would store takes a trip through 8 bits: quantized.round_trip."""
+        tied = self.config.tie_word_embeddings
+        for weight in expected_weights(self.spec, self.config, tied=tied):
+            for source in weight.sources if weight.quantisable else ():
+                name = self.checkpoint.actual(source.name, self.spec.prefix)
+                if isinstance(source.layout, Transposed):  # read whole; blocks run along the input
+                    self.change_rows(name, lambda rows, _: round_trip(rows.T, block).T)
+                else:
+                    self.change_rows(name, lambda rows, _: round_trip(rows, block))
 
     def copy(self, source_role: str, target_role: str) -> None:
         """Every layer's target tensors become the source's."""

@@ -26,6 +26,7 @@ from pyengine.evidence.parity import (
     summarise,
 )
 from pyengine.evidence.prompts import Prompt
+from pyengine.evidence.quantized import BLOCK
 from pyengine.evidence.reference import Expected, Reference
 from pyengine.generation.engine import Engine, ModelSource, open_model
 from pyengine.generation.scheduler import Runner
@@ -40,6 +41,9 @@ STRUCTURAL_ARGMAX = 0.95
 """... and the share of equal largest logits below this."""
 NUMERIC_ERROR = 5 * MAX_ERROR
 """A numeric control must bring the largest error to this: five times what f32 may have."""
+COARSE_RATIO = 5.0
+"""A coarser format must bring the mean of 1 - cosine to this multiple of q8_0's own."""
+_OUTLIER = 7, 64.0  # column of the down projections, and how much larger it is made
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Control:
         needs: traits a model must have, in words; applies: the same as a predicate.
         change: makes the mistake.
         numeric: a small error by nature, judged by NUMERIC_ERROR.
+        coarse: a coarser format, judged by how much worse than q8_0 it is.
         degenerate: must be refused at load and, forced, caught as NaN by name.
         change_engine: a mistake in what a step is told rather than in the model.
     """
@@ -62,6 +67,7 @@ class Control:
     applies: Callable[[DecoderSpec, ModelConfig], bool]
     change: Callable[[Model], None] = lambda model: None
     numeric: bool = False
+    coarse: bool = False
     degenerate: bool = False
     change_engine: Callable[[Engine], None] | None = None
 
@@ -372,6 +378,14 @@ CONTROLS: tuple[Control, ...] = (
         _config(activation=Activation.GELU_ERF),
         numeric=True,
     ),
+    Control(
+        "q8-one-scale-per-row",
+        "8 bits with one scale for a row instead of one for 32 values, where a column stands out",
+        "a gated MLP of 256 or more, so that a row has 8 blocks",
+        lambda s, c: s.mlp == "gated" and c.intermediate_size >= 256,
+        lambda m: m.quantise(block=None),
+        coarse=True,
+    ),
 )
 
 
@@ -507,6 +521,8 @@ def run_control(
 ) -> ControlResult:
     """Makes one mistake and holds the result against the reference."""
     model = Model(source)
+    if control.coarse:
+        return _run_coarse(control, source, reference, device, threads)
     control.change(model)
     if control.degenerate:
         return _run_degenerate(control, model, reference, device, threads)
@@ -535,6 +551,45 @@ def run_control(
         outcome="parity broke" if succeeded else "not noticed",
         succeeded=succeeded,
         positions=summary.positions,
+        traits=control.needs,
+    )
+
+
+def _run_coarse(
+    control: Control,
+    source: ModelSource,
+    reference: Reference,
+    device: str,
+    threads: int | None,
+) -> ControlResult:
+    """The mistake and q8_0 itself, both computed in f32 on a model that has an outlier column.
+
+    Small models are trained into weights without outliers, which hardly tell blocks from rows.
+    """
+    found = []
+    for change in (lambda model: model.quantise(BLOCK), control.change):
+        model = Model(source)
+        model.raise_inner_column(*_OUTLIER)
+        change(model)
+        engine = open_engine(
+            model.source(), reference.prompts, dtype="f32", device=device, threads=threads
+        )
+        try:
+            found.append(summarise(compare_all(engine, reference, "f32")))
+        finally:
+            engine.close()
+    format_loss, loss = (1.0 - summary.spread["cosine"]["mean"] for summary in found)
+    ratio = loss / max(format_loss, 1e-16)
+    return ControlResult(
+        name=control.name,
+        mistake=control.mistake,
+        max_error=found[1].max,
+        argmax=found[1].argmax,
+        min_cosine=found[1].spread["cosine"]["min"],
+        needed=f"mean of 1 - cosine >= {COARSE_RATIO:g} x that of q8_0",
+        outcome=f"{ratio:.1f} x that of q8_0 ({format_loss:.1e})",
+        succeeded=ratio >= COARSE_RATIO,
+        positions=found[1].positions,
         traits=control.needs,
     )
 

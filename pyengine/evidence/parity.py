@@ -88,6 +88,7 @@ class Comparison:
         norm: float64 (R); relative difference of the Euclidean norms of whole rows.
         own_rms, own_max: float64 (R); Transformers' own error in our precision; empty in f32.
         decided: bool (R); the reference's two largest logits are further apart than both errors.
+        loss: float64 (R); our nats of the token that follows; NaN at the end.
     """
 
     prompt: Prompt
@@ -102,6 +103,7 @@ class Comparison:
     own_rms: F64
     own_max: F64
     decided: NDArray[np.bool_]
+    loss: F64 = field(default_factory=lambda: np.zeros(0))
 
 
 def compare(prompt: Prompt, ours: F32, expected: Expected, dtype: str) -> Comparison:
@@ -112,8 +114,9 @@ def compare(prompt: Prompt, ours: F32, expected: Expected, dtype: str) -> Compar
     """
     if len(ours) != len(prompt.ids) or ours.shape[1] <= int(expected.columns.max(initial=0)):
         raise CannotCompare(f"{prompt.name}: logits of shape {ours.shape} do not fit the reference")
+    following = np.array([*prompt.ids[1:], -1])[expected.rows]
     parts = [
-        _compare_rows(ours[expected.rows[block]], _cut(expected, block))
+        _compare_rows(ours[expected.rows[block]], _cut(expected, block), following[block])
         for block in (
             slice(start, start + _ROWS_AT_ONCE)
             for start in range(0, len(expected.rows), _ROWS_AT_ONCE)
@@ -140,7 +143,7 @@ def _cut(expected: Expected, block: slice) -> Expected:
     return Expected(argmax=expected.argmax, columns=expected.columns, **cut)
 
 
-def _compare_rows(ours: F32, expected: Expected) -> dict[str, F64]:
+def _compare_rows(ours: F32, expected: Expected, following: NDArray[np.int64]) -> dict[str, F64]:
     """The per-row figures of Comparison for whole rows (R, V) of ours; all in float64."""
     columns, top_ids = expected.columns, expected.top_ids
     theirs = np.concatenate([expected.logits, expected.top_logits], axis=1).astype(np.float64)
@@ -153,6 +156,7 @@ def _compare_rows(ours: F32, expected: Expected) -> dict[str, F64]:
     wide = ours.astype(np.float64)
     norm = np.sqrt((wide**2).sum(axis=1))
     log_ours = log_probabilities(wide)
+    loss = -log_ours[np.arange(len(wide)), following]
     if len(columns) == ours.shape[1]:
         log_theirs = expected.logits - expected.logsumexp[:, None]
         kl = (np.exp(log_theirs) * (log_theirs - log_ours)).sum(axis=1)
@@ -171,6 +175,7 @@ def _compare_rows(ours: F32, expected: Expected) -> dict[str, F64]:
         "rms": errors[:, 0],
         "max": errors[:, 1],
         "norm": np.abs(norm - expected.norm) / expected.norm,
+        "loss": np.where(following < 0, np.nan, loss),
     }
 
 
@@ -279,8 +284,9 @@ def gates(
     """What a precision has to reach.
 
     f32 has fixed bars. f16 and bf16 are held against Transformers' own error in the same precision.
-    q8_0 is reported: it is another set of numbers, and only an asked-for bar judges it. With random
-    weights in 16 bits the largest logit counts only where rounding cannot decide it.
+    q8_0 is another set of numbers: beside a live reference it is held against what the format
+    itself costs (quantized.Cost.gates), else only an asked-for bar judges it. With random weights
+    in 16 bits the largest logit counts only where rounding cannot decide it.
 
     Raises:
         CannotCompare: the reference does not say how far Transformers itself is off in `dtype`.
@@ -330,6 +336,7 @@ class ParityReport:
         environment: versions, device, driver, library build, threads, batch, prompt set, command.
         repeats: runs made; identical: whether all gave the same bits; repeat_rms: rms of each.
         controls: results of negative controls, if they were run (controls.ControlResult).
+        cost: of q8_0 beside the format's own, where the reference is live (quantized.Cost).
     """
 
     model: str
@@ -348,6 +355,7 @@ class ParityReport:
     identical: bool = True
     repeat_rms: list[float] = field(default_factory=list)
     controls: list[Any] = field(default_factory=list)
+    cost: Any = None
 
     @property
     def passed(self) -> bool:
@@ -373,6 +381,7 @@ class ParityReport:
             "summary": asdict(self.summary),
             "prompts": self.prompts,
             "controls": [control.to_json() for control in self.controls],
+            "cost": asdict(self.cost) if self.cost else None,
             "repeats": self.repeats,
             "identical_bits": self.identical,
             "repeat_rms": self.repeat_rms,
@@ -572,6 +581,16 @@ def compare_model(
         engine.close()
     summary = summarise(runs[0])
     untrained = untrained or bool(oracle.info.get("untrained"))
+    judged = gates(
+        summary, dtype, untrained=untrained, min_cosine=min_cosine, min_argmax=min_argmax
+    )
+    cost = None
+    if dtype == "q8_0" and isinstance(oracle, TransformersReference):
+        from pyengine.evidence.quantized import measure_cost
+
+        progress("what q8_0 itself costs")
+        cost = measure_cost(source, oracle, runs[0], device=device, threads=threads, batch=batch)
+        judged += cost.gates(summary)
     return ParityReport(
         model=name,
         path=str(source.path),
@@ -579,13 +598,8 @@ def compare_model(
         dtype=dtype,
         untrained=untrained,
         summary=summary,
-        gates=gates(
-            summary,
-            dtype,
-            untrained=untrained,
-            min_cosine=min_cosine,
-            min_argmax=min_argmax,
-        ),
+        gates=judged,
+        cost=cost,
         prompts=[describe_prompt(comparison) for comparison in runs[0]],
         comparisons=runs[0],
         reference=oracle.info,
@@ -605,17 +619,18 @@ def open_engine(
     device: str = "auto",
     threads: int | None = None,
     batch: int = 1,
+    **options: Any,
 ) -> Engine:
-    """An Engine with just the room that the prompts need."""
+    """An Engine with just the room that the prompts need; `options` go before what dtype says."""
     longest = max(len(prompt.ids) for prompt in prompts)
     return Engine(
         source,
         device=device,
         dtype="auto" if dtype == "q8_0" else dtype,
-        weights="q8_0" if dtype == "q8_0" else "float",
         threads=threads,
         max_context=longest,
         max_batch=batch,
+        **{"weights": "q8_0" if dtype == "q8_0" else "float", **options},
     )
 
 

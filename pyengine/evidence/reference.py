@@ -271,6 +271,10 @@ class TransformersReference:
             self._kept[key] = found
         return found
 
+    def logits_batch(self, batch: Sequence[Sequence[int]]) -> list[F32]:
+        """float32 (T, vocab_size) of each sequence: what an Engine would be asked."""
+        return [self.logits(ids) for ids in batch]
+
     def _check_sane(self, untrained: bool) -> float | None:
         """The oracle's own loss in nats a token on ordinary language; None if it was not asked."""
         total, count = 0.0, 0

@@ -186,6 +186,8 @@ def _sections(report: ParityReport) -> list[tuple[str, Table]]:
         ("Positions", spread_table(report.summary)),
         ("Prompts", prompt_table(report.prompts)),
     ]
+    if report.cost is not None:
+        sections.append(("What q8_0 costs", cost_table(report)))
     if report.controls:
         sections.append(("Negative controls", control_table(report.controls)))
     return [
@@ -194,6 +196,27 @@ def _sections(report: ParityReport) -> list[tuple[str, Table]]:
         ("Environment", _pairs({k: str(v) for k, v in facts.items() if v not in (None, "")})),
         ("SHA-256", _pairs(report.sha256)),
     ]
+
+
+def cost_table(report: ParityReport) -> Table:
+    """Ours beside Transformers on dequantised weights: never one without the other."""
+    cost = report.cost
+    rows = [
+        ("Transformers on dequantised weights", "original", cost.yardstick, "yardstick"),
+        ("ours", "original", report.summary, "ours"),
+        ("ours, activations in f32", "dequantised", cost.exact, ""),
+    ]
+    head = ("", "against", "1 - cosine, mean", "cosine min", "argmax", "max error", "perplexity")
+    table = [
+        (
+            name, against, number(1.0 - s.spread["cosine"]["mean"]),
+            number(s.spread["cosine"]["min"]), share(s.argmax), number(s.max),
+            f"{cost.perplexity[key]:.3f}" if key else "",
+        )
+        for name, against, s, key in rows
+    ]  # fmt: skip
+    table.append(("original", "", "", "", "", "", f"{cost.perplexity['original']:.3f}"))
+    return head, table
 
 
 def _flat(info: Mapping[str, Any]) -> dict[str, str]:

@@ -4,6 +4,8 @@
 #   okernel_standin  the same files on the CPU, through a stand-in for HIP's header, at both wave sizes: for tests
 set(OKERNEL_GFX_ALL gfx1030 gfx1100 gfx1101 gfx1102 gfx1151 gfx1200 gfx1201 gfx90a gfx942)
 set(OKERNEL_GFX "all" CACHE STRING "AMD targets of the hip library: all, or a list such as gfx1030;gfx1100")
+set(OKERNEL_STANDIN "32:gfx1100;64:gfx90a" CACHE STRING
+    "Stand-in libraries, one a wave size: <wave size>:<the target whose matrix unit is modelled>")
 set(OKERNEL_CUDA_ARCH "90" CACHE STRING "NVIDIA architectures, oldest first, 80 at least; PTX is made of the last")
 
 set(gpu_folder "${CMAKE_CURRENT_SOURCE_DIR}/src/gpu")
@@ -164,8 +166,7 @@ if("standin" IN_LIST OKERNEL_BACKENDS)
     find_program(OKERNEL_CLANGXX NAMES clang++-19 clang++ REQUIRED DOC "clang for x86-64, for the stand-in")
     set(standin "${CMAKE_CURRENT_SOURCE_DIR}/../tests/amd/standin")
     file(GLOB_RECURSE standin_headers CONFIGURE_DEPENDS "${standin}/*.h")
-    # <wave size>:<the target whose matrix unit is modelled>
-    foreach(pair IN ITEMS 32:gfx1100 64:gfx90a)
+    foreach(pair IN LISTS OKERNEL_STANDIN)
         string(REGEX MATCH "^([0-9]+):(.*)$" pair "${pair}")
         set(wave "${CMAKE_MATCH_1}")
         set(gfx "${CMAKE_MATCH_2}")

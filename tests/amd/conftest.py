@@ -84,13 +84,13 @@ def standin_samples(
 
 
 @pytest.fixture(scope="session")
-def standin_library() -> Callable[[int], Library]:
-    """standin_library(wave): libokernel itself with its kernels in the stand-in."""
+def standin_library() -> Callable[..., Library]:
+    """standin_library(wave, target=""): libokernel itself with its kernels in the stand-in."""
     if reason := library_code.missing_build_tools():
         pytest.skip(reason)
 
     @functools.cache
-    def load(wave: int) -> Library:
-        return Library(library_code.standin_library(wave))
+    def load(wave: int, target: str = "") -> Library:
+        return Library(library_code.standin_library(wave, target))
 
     return load

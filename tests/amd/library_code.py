@@ -29,10 +29,21 @@ def missing_build_tools() -> str:
     return toolchain.missing_standin_tools()
 
 
+# Wave size -> the target whose way to multiply matrices a stand-in library uses, where no other is named.
+STANDIN_TARGETS = {32: "gfx1100", 64: "gfx90a"}
+
+
 @functools.cache
-def _build_standin() -> Path:
-    folder = BUILD / "standin"
-    configure = ["cmake", "-S", SOURCE, "-B", folder, "-DOKERNEL_BACKENDS=standin"]
+def _build_standin(pairs: str, folder: Path) -> Path:
+    configure = [
+        "cmake",
+        "-S",
+        SOURCE,
+        "-B",
+        folder,
+        "-DOKERNEL_BACKENDS=standin",
+        f"-DOKERNEL_STANDIN={pairs}",
+    ]
     if shutil.which("ninja"):
         configure += ["-G", "Ninja"]
     for command in (configure, ["cmake", "--build", folder, "--parallel", "2"]):
@@ -42,9 +53,14 @@ def _build_standin() -> Path:
     return folder
 
 
-def standin_library(wave: int) -> Path:
-    """libokernel with its kernels in the stand-in, for a wave size of 32 (gfx1100) or 64 (gfx90a)."""
-    return _build_standin() / f"libokernel_standin_{wave}.so"
+def standin_library(wave: int, target: str = "") -> Path:
+    """libokernel with its kernels in the stand-in, for a wave size; target: whose matrix unit is modelled."""
+    if target in ("", STANDIN_TARGETS[wave]):
+        pairs = ";".join(f"{size}:{name}" for size, name in STANDIN_TARGETS.items())
+        folder = _build_standin(pairs, BUILD / "standin")
+    else:
+        folder = _build_standin(f"{wave}:{target}", BUILD / f"standin-{target}")
+    return folder / f"libokernel_standin_{wave}.so"
 
 
 def _kernels() -> list[Path]:
@@ -74,11 +90,19 @@ def _one_source() -> Path:
     return source
 
 
+def _forget(name: str) -> None:
+    """Removes what was compiled from older sources."""
+    for path in BUILD.glob(f"{name}-*"):
+        if path.is_file():
+            path.unlink()
+
+
 @functools.cache
 def kernel_code(target: str) -> CodeObject:
     """All kernels of the library, compiled for a target."""
     out = BUILD / f"{target}-{_key(target)}.co"
     if not out.exists():
+        _forget(target)
         unfinished = out.with_suffix(".part")
         toolchain.compile_device(target, _one_source(), unfinished, _INCLUDES)
         unfinished.rename(out)
@@ -90,6 +114,7 @@ def kernel_code_rdna2() -> CodeObject:
     """All kernels of the library, compiled for gfx1030 and assembled for gfx1100."""
     out = BUILD / f"rdna2-{_key('gfx1030 as gfx1100')}.co"
     if not out.exists():
+        _forget("rdna2")
         code = rdna2.compile_rdna2(_one_source(), out.with_suffix(".part"), _INCLUDES)
         out.write_bytes(code.data)
         return code

@@ -102,7 +102,7 @@ def library_machine(device_tools: None) -> Machine:
     "case", op_cases.QUICK_RDNA2 if not toolchain.full_set() else op_cases.CASES
 )
 def test_operations_agree_with_float64_and_do_no_more_work_than_recorded(
-    standin_library: Callable[[int], Library], library_machine: Machine, case: str
+    standin_library: Callable[..., Library], library_machine: Machine, case: str
 ) -> None:
     counts = operations.run_as_machine_code(standin_library(32), library_machine, case)
     record = json.loads(operations.RECORD.read_text())

@@ -123,9 +123,22 @@ def _quick(case: str) -> bool:
 @pytest.mark.parametrize("case", [case for case in op_cases.CASES if _quick(case)])
 @pytest.mark.parametrize("wave", [32, 64])
 def test_operations_agree_with_float64(
-    standin_library: Callable[[int], Library], wave: int, case: str
+    standin_library: Callable[..., Library], wave: int, case: str
 ) -> None:
     with op_cases.ran(standin_library(wave), case) as (_, outputs):
+        for output in outputs:
+            output.check(op_cases.read_memory)
+
+
+# Only matmuls differ between targets of one wave size.
+@pytest.mark.parametrize("case", [case for case in op_cases.CASES if case.startswith("matmul-")])
+@pytest.mark.parametrize(("wave", "target"), [(32, "gfx1030"), (32, "gfx1200"), (64, "gfx942")])
+def test_matmuls_agree_with_float64_with_every_matrix_unit(
+    standin_library: Callable[..., Library], wave: int, target: str, case: str
+) -> None:
+    if not toolchain.full_set():
+        pytest.skip("three more builds of the library: CI_FULL=1")
+    with op_cases.ran(standin_library(wave, target), case) as (_, outputs):
         for output in outputs:
             output.check(op_cases.read_memory)
 
@@ -137,7 +150,7 @@ RACY += ["matmul-vector_one-q8_0", "sample-filtered", "count_nonfinite", "quanti
 @pytest.mark.parametrize("case", list(op_cases.CASES) if toolchain.full_set() else RACY)
 @pytest.mark.parametrize("wave", [32, 64])
 def test_operations_do_not_depend_on_the_order_of_lanes(
-    standin_library: Callable[[int], Library],
+    standin_library: Callable[..., Library],
     monkeypatch: pytest.MonkeyPatch,
     wave: int,
     case: str,
@@ -151,7 +164,7 @@ def test_operations_do_not_depend_on_the_order_of_lanes(
 
 
 def test_a_fault_in_a_kernel_is_a_device_error_with_the_place(
-    standin_library: Callable[[int], Library],
+    standin_library: Callable[..., Library],
 ) -> None:
     library = standin_library(32)
     with (
@@ -171,7 +184,7 @@ EVERY_MODEL = list(itertools.product([32, 64], CHECKPOINTS, ["f32", "f16", "bf16
     EVERY_MODEL if toolchain.full_set() else [(32, "qwen2", "f32"), (64, "olmo2", "f16")],
 )
 def test_a_whole_models_logits_are_those_of_transformers(
-    standin_library: Callable[[int], Library],
+    standin_library: Callable[..., Library],
     monkeypatch: pytest.MonkeyPatch,
     wave: int,
     checkpoint: str,

@@ -11,7 +11,8 @@ EXPORT const char *sample_message() { return standin::message; }
 
 EXPORT void sample_set_bug(int bug) { bug_under_test = bug; }
 
-EXPORT int sample_launch(const char *name, const unsigned *grid, const unsigned *block, size_t lds_bytes, void **params) {
+EXPORT int sample_launch(const char *name, const unsigned *grid, const unsigned *block, size_t lds_bytes,
+                         void **params) {
     static const struct {
         const char *name;
         hipFunction_t function;

@@ -66,12 +66,12 @@ struct Warp : Barrier {
 
 struct Lane {
     dim3 thread;
-    unsigned index;             // within the warp
+    unsigned index;  // within the warp
     Warp *warp;
-    void *stack_pointer;        // null: not started
+    void *stack_pointer;  // null: not started
     char *stack;
-    const Barrier *waiting;     // null: may run
-    unsigned generation;        // of `waiting` on arrival
+    const Barrier *waiting;  // null: may run
+    unsigned generation;     // of `waiting` on arrival
     bool done;
 };
 
@@ -89,8 +89,8 @@ inline char *free_stacks[max_lanes];
 inline unsigned free_stack_count, stack_count;
 inline char *all_stacks[max_lanes];
 inline void *scheduler_stack_pointer;
-inline unsigned order[max_lanes];     // permutation of the lanes of one warp
-inline unsigned cursor, cursor_end;   // position in `order` of the pass under way
+inline unsigned order[max_lanes];    // permutation of the lanes of one warp
+inline unsigned cursor, cursor_end;  // position in `order` of the pass under way
 inline Warp *current_warp;
 
 inline hipError_t error;
@@ -264,8 +264,9 @@ inline void run_block(unsigned warp_count, unsigned lane_count, Order how) {
         }
     }
     if (error == hipSuccess && block_barrier.live)
-        fail(hipErrorLaunchFailure, "deadlock: %u lanes wait for a barrier or shuffle that others never reach (line %d)",
-             block_barrier.live, block_barrier.site ? block_barrier.site : warps[0].site);
+        fail(hipErrorLaunchFailure,
+             "deadlock: %u lanes wait for a barrier or shuffle that others never reach (line %d)", block_barrier.live,
+             block_barrier.site ? block_barrier.site : warps[0].site);
 }
 
 inline Order order_asked() {
@@ -291,7 +292,8 @@ inline void trace(const char *path, hipFunction_t function, dim3 grid, dim3 bloc
     function(nullptr);
     const char *end = strrchr(description.name, ']'), *begin = end;
     while (begin[-1] == '_' || isalnum(begin[-1])) --begin;
-    fprintf(file, "{\"kernel\": \"%.*s\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], \"lds\": %zu, \"arguments\": [",
+    fprintf(file,
+            "{\"kernel\": \"%.*s\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], \"lds\": %zu, \"arguments\": [",
             int(end - begin), begin, grid.x, grid.y, grid.z, block.x, block.y, block.z, lds_bytes);
     for (unsigned i = 0; i < description.count; ++i) {
         fprintf(file, "%s[%s, \"", i ? ", " : "", description.pointers[i] ? "true" : "false");

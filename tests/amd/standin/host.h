@@ -17,13 +17,20 @@ enum hipMemcpyKind {
 
 inline const char *hipGetErrorString(hipError_t error) {
     switch (error) {
-        case hipSuccess: return "no error";
-        case hipErrorInvalidValue: return "invalid argument";
-        case hipErrorOutOfMemory: return "out of memory";
-        case hipErrorInvalidDevice: return "invalid device ordinal";
-        case hipErrorNotSupported: return "not supported by the stand-in";
-        case hipErrorNotReady: return "not ready";
-        default: return standin::message;  // a launch failed: what happened, and where
+        case hipSuccess:
+            return "no error";
+        case hipErrorInvalidValue:
+            return "invalid argument";
+        case hipErrorOutOfMemory:
+            return "out of memory";
+        case hipErrorInvalidDevice:
+            return "invalid device ordinal";
+        case hipErrorNotSupported:
+            return "not supported by the stand-in";
+        case hipErrorNotReady:
+            return "not ready";
+        default:
+            return standin::message;  // a launch failed: what happened, and where
     }
 }
 

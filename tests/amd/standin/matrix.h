@@ -124,10 +124,10 @@ inline int __builtin_amdgcn_sudot4(bool sign_a, int a, bool sign_b, int b, int c
     return standin::dot4(a, sign_a, b, sign_b, c);
 }
 
-#define STANDIN_FLOAT_TILE(name, layout, depth, V, W)                                           \
-    inline W name(V a, V b, W c, int site = __builtin_LINE()) {                                 \
-        constexpr int n = sizeof(W) / sizeof(float);                                            \
-        return standin::multiply_floats<standin::Layout::layout, n, depth>(a, b, c, site);      \
+#define STANDIN_FLOAT_TILE(name, layout, depth, V, W)                                      \
+    inline W name(V a, V b, W c, int site = __builtin_LINE()) {                            \
+        constexpr int n = sizeof(W) / sizeof(float);                                       \
+        return standin::multiply_floats<standin::Layout::layout, n, depth>(a, b, c, site); \
     }
 STANDIN_FLOAT_TILE(__builtin_amdgcn_wmma_f32_16x16x16_f16_w32, rdna3, 16, standin::half16_t, standin::float8_t)
 STANDIN_FLOAT_TILE(__builtin_amdgcn_wmma_f32_16x16x16_bf16_w32, rdna3, 16, standin::short16_t, standin::float8_t)
@@ -136,9 +136,9 @@ STANDIN_FLOAT_TILE(__builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12, rdna4, 16,
 #undef STANDIN_FLOAT_TILE
 
 // MFMA's three control words (broadcasts) are always 0 with us.
-#define STANDIN_MFMA(name, depth, V)                                                                    \
+#define STANDIN_MFMA(name, depth, V)                                                                           \
     inline standin::float4_t name(V a, V b, standin::float4_t c, int, int, int, int site = __builtin_LINE()) { \
-        return standin::multiply_floats<standin::Layout::cdna, 4, depth>(a, b, c, site);               \
+        return standin::multiply_floats<standin::Layout::cdna, 4, depth>(a, b, c, site);                       \
     }
 STANDIN_MFMA(__builtin_amdgcn_mfma_f32_16x16x16f16, 16, standin::half4_t)
 STANDIN_MFMA(__builtin_amdgcn_mfma_f32_16x16x16bf16_1k, 16, standin::short4_t)

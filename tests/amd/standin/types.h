@@ -100,8 +100,8 @@ template <class T>
 inline T __ldg(const T *p) {
     return *p;
 }
-#define STANDIN_MIN_MAX(T)                                 \
-    inline T min(T a, T b) { return b < a ? b : a; }       \
+#define STANDIN_MIN_MAX(T)                           \
+    inline T min(T a, T b) { return b < a ? b : a; } \
     inline T max(T a, T b) { return a < b ? b : a; }
 STANDIN_MIN_MAX(int)
 STANDIN_MIN_MAX(unsigned)

@@ -37,15 +37,23 @@ inline uint64_t ballot(bool predicate, int site) {
 inline int dpp_source(int lane, int control) {
     const int row = lane & ~15, column = lane & 15, n = control & 15;
     int to = -1;
-    if (control < 0x100) return (lane & ~3) + (control >> 2 * (lane & 3) & 3);    // quad_perm
-    if (control >= 0x101 && control <= 0x10f) to = column + n;                    // row_shl
-    else if (control >= 0x111 && control <= 0x11f) to = column - n;               // row_shr
-    else if (control >= 0x121 && control <= 0x12f) to = (column - n) & 15;        // row_ror
-    else if (control == 0x140) to = 15 - column;                                  // row_mirror
-    else if (control == 0x141) to = (column & 8) | (7 - (column & 7));            // row_half_mirror
-    else if (control >= 0x150 && control <= 0x15f) to = n;                        // row_share / row_newbcast
-    else if (control >= 0x160 && control <= 0x16f) to = column ^ n;               // row_xmask
-    else fail(hipErrorLaunchFailure, "DPP control %#x has no model here", control);
+    if (control < 0x100) return (lane & ~3) + (control >> 2 * (lane & 3) & 3);  // quad_perm
+    if (control >= 0x101 && control <= 0x10f)
+        to = column + n;  // row_shl
+    else if (control >= 0x111 && control <= 0x11f)
+        to = column - n;  // row_shr
+    else if (control >= 0x121 && control <= 0x12f)
+        to = (column - n) & 15;  // row_ror
+    else if (control == 0x140)
+        to = 15 - column;  // row_mirror
+    else if (control == 0x141)
+        to = (column & 8) | (7 - (column & 7));  // row_half_mirror
+    else if (control >= 0x150 && control <= 0x15f)
+        to = n;  // row_share / row_newbcast
+    else if (control >= 0x160 && control <= 0x16f)
+        to = column ^ n;  // row_xmask
+    else
+        fail(hipErrorLaunchFailure, "DPP control %#x has no model here", control);
     return to < 0 || to > 15 ? -1 : row + to;
 }
 
@@ -97,9 +105,7 @@ inline T __shfl(T v, int source, int width = warpSize, int site = __builtin_LINE
     const unsigned lane = ::standin::self->index, w = unsigned(width);
     return ::standin::exchange(v, lane / w * w + unsigned(source) % w, site);
 }
-inline uint64_t __ballot(int predicate, int site = __builtin_LINE()) {
-    return ::standin::ballot(predicate != 0, site);
-}
+inline uint64_t __ballot(int predicate, int site = __builtin_LINE()) { return ::standin::ballot(predicate != 0, site); }
 inline int __any(int predicate, int site = __builtin_LINE()) { return __ballot(predicate, site) != 0; }
 inline int __all(int predicate, int site = __builtin_LINE()) { return __ballot(!predicate, site) == 0; }
 inline uint __lane_id() { return ::standin::self->index; }

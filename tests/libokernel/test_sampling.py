@@ -295,8 +295,8 @@ def test_minus_one_where_nothing_can_be_picked(sample):
     ints[3, 8] = 5
     ints[:, 3] = np.arange(8)
     floats[6:, 0] = 0
-    counts = np.zeros((1, 700), np.uint32)
-    ints[:, 4] = 0
+    counts = np.zeros((8, 700), np.uint32)
+    ints[:, 4] = np.arange(8)
     ids, logprobs, after = sample(logits, (floats, ints), counts)
     np.testing.assert_array_equal(ids[[0, 1, 2, 3, 6]], -1)
     np.testing.assert_array_equal(logprobs[[0, 1, 2, 3, 6]], -np.inf)

@@ -110,15 +110,16 @@ DEVICE void normalise_any(const NormVector &v) {
 }
 
 KERNEL_OF(kNormThreads, 1)
-rms_norm_kernel(float *y, int64_t y_stride, const float *x, int64_t x_stride, const float *weight, const float *residual,
-                int64_t residual_stride, int64_t groups, int64_t cols, float eps, int32_t held) {
+rms_norm_kernel(float *y, int64_t y_stride, const float *x, int64_t x_stride, const float *weight,
+                const float *residual, int64_t residual_stride, int64_t groups, int64_t cols, float eps, int32_t held) {
     const NormVector v(y, y_stride, x, x_stride, weight, nullptr, residual, residual_stride, groups, cols, eps);
     held ? normalise_held<false>(v) : normalise_any<false>(v);
 }
 
 KERNEL_OF(kNormThreads, 1)
 layer_norm_kernel(float *y, int64_t y_stride, const float *x, int64_t x_stride, const float *weight, const float *bias,
-                  const float *residual, int64_t residual_stride, int64_t groups, int64_t cols, float eps, int32_t held) {
+                  const float *residual, int64_t residual_stride, int64_t groups, int64_t cols, float eps,
+                  int32_t held) {
     const NormVector v(y, y_stride, x, x_stride, weight, bias, residual, residual_stride, groups, cols, eps);
     held ? normalise_held<true>(v) : normalise_any<true>(v);
 }
@@ -136,8 +137,8 @@ int32_t norm_threads(int64_t cols) {
 }
 
 // Every chunk of 4 values lies in one vector and on 16 bytes, and registers can hold them all.
-bool can_hold(const float *y, int64_t y_stride, const float *x, int64_t x_stride, const float *weight, const float *bias,
-              const float *residual, int64_t residual_stride, int64_t cols) {
+bool can_hold(const float *y, int64_t y_stride, const float *x, int64_t x_stride, const float *weight,
+              const float *bias, const float *residual, int64_t residual_stride, int64_t cols) {
     const float *const pointers[] = {y, x, weight, bias, residual};
     uintptr_t addresses = 0;
     for (const float *pointer : pointers) addresses |= reinterpret_cast<uintptr_t>(pointer);
@@ -147,16 +148,16 @@ bool can_hold(const float *y, int64_t y_stride, const float *x, int64_t x_stride
 
 }  // namespace
 
-ok_status ok_rms_norm(ok_queue *queue, float *y, int64_t y_stride, const float *x, int64_t x_stride, const float *weight,
-                      const float *residual, int64_t residual_stride, int64_t rows, int64_t groups, int64_t cols,
-                      float eps) {
+ok_status ok_rms_norm(ok_queue *queue, float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                      const float *weight, const float *residual, int64_t residual_stride, int64_t rows, int64_t groups,
+                      int64_t cols, float eps) {
     if (ok_status status = ok::check_norm(__func__, queue, y, y_stride, x, x_stride, weight, residual, residual_stride,
                                           rows, groups, cols, eps))
         return status;
     if (rows == 0) return OK_SUCCESS;
     const bool held = can_hold(y, y_stride, x, x_stride, weight, nullptr, residual, residual_stride, cols);
-    return LAUNCH(queue, rms_norm_kernel, {rows * groups}, norm_threads(cols), y, y_stride, x, x_stride, weight, residual,
-                  residual_stride, groups, cols, eps, held);
+    return LAUNCH(queue, rms_norm_kernel, {rows * groups}, norm_threads(cols), y, y_stride, x, x_stride, weight,
+                  residual, residual_stride, groups, cols, eps, held);
 }
 
 ok_status ok_layer_norm(ok_queue *queue, float *y, int64_t y_stride, const float *x, int64_t x_stride,

@@ -17,7 +17,8 @@ from pyengine.cli import options
 from pyengine.errors import RequestError
 from pyengine.evidence import report as reports
 from pyengine.evidence.controls import run_controls
-from pyengine.evidence.parity import ParityReport, run_parity, run_suite, suite_exit_code
+from pyengine.evidence.parity import ParityReport, run_parity
+from pyengine.evidence.suite import run_suite, suite_exit_code
 
 _DTYPES = ("f32", "f16", "bf16", "q8_0")
 

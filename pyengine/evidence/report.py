@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyengine.evidence.controls import ControlResult
-from pyengine.evidence.parity import MAX_ERROR, Gate, ParityReport, SuiteRow, Summary
+from pyengine.evidence.parity import MAX_ERROR, Gate, ParityReport, Summary
+from pyengine.evidence.suite import SuiteRow
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # header, rows
 

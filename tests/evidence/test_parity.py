@@ -15,8 +15,6 @@ from pyengine.evidence.parity import (
     compare,
     gates,
     run_parity,
-    run_suite,
-    suite_exit_code,
     summarise,
 )
 from pyengine.evidence.prompts import Prompt
@@ -25,6 +23,7 @@ from pyengine.evidence.reference import (
     RecordedReference,
     log_probabilities,
 )
+from pyengine.evidence.suite import run_suite, suite_exit_code
 from pyengine.models import decoder
 from tests.conftest import CHECKPOINTS, GOLDEN
 

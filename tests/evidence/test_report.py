@@ -8,8 +8,9 @@ from html.parser import HTMLParser
 import pytest
 
 from pyengine.evidence.controls import applicable, run_controls
-from pyengine.evidence.parity import run_parity, run_suite
+from pyengine.evidence.parity import run_parity
 from pyengine.evidence.report import number, share, suite_table, write_report, write_suite
+from pyengine.evidence.suite import run_suite
 from pyengine.generation.engine import open_model
 from tests.conftest import CHECKPOINTS, GOLDEN, ROOT
 

@@ -17,14 +17,8 @@ import numpy as np
 
 from pyengine.errors import CannotCompare, ConfigError, EngineError, NonFiniteError
 from pyengine.evidence.altered import Model
-from pyengine.evidence.parity import (
-    MAX_ERROR,
-    collect_prompts,
-    compare_all,
-    open_engine,
-    open_reference,
-    summarise,
-)
+from pyengine.evidence.comparison import MAX_ERROR, compare_all, open_engine, summarise
+from pyengine.evidence.parity import collect_prompts, open_reference
 from pyengine.evidence.prompts import Prompt
 from pyengine.evidence.quantized import BLOCK
 from pyengine.evidence.reference import Expected, Reference

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyengine.evidence.parity import Comparison, Gate, Summary, compare_all, open_engine, summarise
+from pyengine.evidence.comparison import (
+    Comparison,
+    Gate,
+    Summary,
+    compare_all,
+    open_engine,
+    summarise,
+)
 from pyengine.evidence.prompts import Prompt
 from pyengine.evidence.reference import TransformersReference
 from pyengine.generation.engine import ModelSource

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyengine.evidence.comparison import MAX_ERROR, Gate, Summary
 from pyengine.evidence.controls import ControlResult
-from pyengine.evidence.parity import MAX_ERROR, Gate, ParityReport, Summary
+from pyengine.evidence.parity import ParityReport
 from pyengine.evidence.suite import SuiteRow
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # header, rows

@@ -9,6 +9,7 @@ import pytest
 
 from pyengine.errors import CannotCompare
 from pyengine.evidence.altered import Model
+from pyengine.evidence.comparison import compare_all, gates, open_engine, summarise
 from pyengine.evidence.controls import (
     CONTROLS,
     Control,
@@ -16,7 +17,6 @@ from pyengine.evidence.controls import (
     run_control,
     run_controls,
 )
-from pyengine.evidence.parity import compare_all, gates, open_engine, summarise
 from pyengine.evidence.reference import RecordedReference
 from pyengine.generation.engine import open_model
 from tests.conftest import CHECKPOINTS, GOLDEN

@@ -10,13 +10,8 @@ import numpy as np
 import pytest
 
 from pyengine.errors import CannotCompare
-from pyengine.evidence.parity import (
-    Gate,
-    compare,
-    gates,
-    run_parity,
-    summarise,
-)
+from pyengine.evidence.comparison import Gate, compare, gates, summarise
+from pyengine.evidence.parity import run_parity
 from pyengine.evidence.prompts import Prompt
 from pyengine.evidence.reference import (
     Expected,

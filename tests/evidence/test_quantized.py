@@ -11,15 +11,8 @@ import numpy as np
 import pytest
 
 from pyengine.evidence.altered import Model
-from pyengine.evidence.parity import (
-    Comparison,
-    Summary,
-    collect_prompts,
-    compare,
-    open_engine,
-    run_parity,
-    summarise,
-)
+from pyengine.evidence.comparison import Comparison, Summary, compare, open_engine, summarise
+from pyengine.evidence.parity import collect_prompts, run_parity
 from pyengine.evidence.prompts import Prompt
 from pyengine.evidence.quantized import (
     MAX_DISTANCE_RATIO,

@@ -242,8 +242,8 @@ class Engine:
         kv_tokens: tokens the KV cache holds in all; None: up to max_batch * max_context in 80 % of
             the free memory.
         memory_fraction: share of the free memory that may be reserved.
-        deterministic: pin one kernel variant, so that results do not depend on the batch (GPU; the
-            CPU always does).
+        deterministic: results do not depend on the batch, bit for bit. The CPU always holds that;
+            GPUs cannot promise it yet and refuse.
         keep: weight roles kept in dtype when matrices are q8_0, e.g. ("lm_head",).
         q8_activations: False keeps the activations of q8_0 matmuls in f32: slower, exacter.
         stream: a HIP or CUDA stream to run on: its address, or a stream of hip-python or PyTorch.
@@ -294,6 +294,8 @@ class Engine:
             self.device = choose_device(device)
             if self.device.notice:
                 _log.warning("%s", self.device.notice)
+            if deterministic and self.device.library.backend != "cpu":
+                raise RequestError("deterministic=True: not there yet on GPUs; the CPU always is")
             if threads is not None:
                 if not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
                     raise RequestError(f"threads={threads!r}: must be 1 to {MAX_THREADS}")

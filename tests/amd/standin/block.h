@@ -57,9 +57,15 @@ struct Barrier {
     }
 };
 
-// Two sets of exchange slots, used in turn: nobody can be two exchanges ahead of a lane that has yet to read.
+// What the lanes of a warp bring to one exchange.
+struct Exchange {
+    alignas(64) unsigned char slot[wave_size][128];
+    uint64_t present = 0;  // lanes that have brought something
+};
+
+// Two exchanges, used in turn: nobody can be two ahead of a lane that has yet to read.
 struct Warp : Barrier {
-    alignas(64) unsigned char slot[2][wave_size][128];
+    Exchange exchange[2];
     uint64_t running = 0;
     unsigned first_lane = 0, lanes = 0;
 };

@@ -46,14 +46,14 @@ inline void multiply_tile(const E *a, const E *b, int count, int depth, D *d, in
         stop_here();
     }
     Warp &warp = *self->warp;
-    auto &slot = warp.slot[warp.generation & 1];
-    const uint64_t running = warp.running;
+    Exchange &exchange = join_exchange(warp);
+    auto &slot = exchange.slot;
     const unsigned lane = self->index;
     E *mine = reinterpret_cast<E *>(slot[lane]);
     memcpy(mine, a, sizeof(E) * unsigned(count));
     memcpy(mine + 16, b, sizeof(E) * unsigned(count));
     wait(warp, site, "matrix instruction");
-    if (running != (wave_size == 64 ? ~0ull : 0xffffffffull)) {
+    if (exchange.present != (wave_size == 64 ? ~0ull : 0xffffffffull)) {
         fail(hipErrorLaunchFailure, "matrix instruction at line %d in a warp that is not full", site);
         stop_here();
     }

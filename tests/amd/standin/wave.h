@@ -4,18 +4,25 @@
 
 namespace standin {
 
-// All running lanes of the warp meet; each then reads what lane source(own index) brought. A lane that does not exist or
-// has ended gives 0xff bytes (NaN): on the card the value is undefined.
+// The exchange under way, with this lane noted as present; its slot is to be filled before the lane waits.
+inline Exchange &join_exchange(Warp &warp) {
+    Exchange &exchange = warp.exchange[warp.generation & 1];
+    if (warp.arrived == 0) exchange.present = 0;
+    exchange.present |= 1ull << self->index;
+    return exchange;
+}
+
+// All running lanes of the warp meet; each then reads what lane `source` brought. A lane that does not exist or has ended
+// gives 0xff bytes (NaN): on the card the value is undefined.
 template <class T>
 inline T exchange(T value, unsigned source, int site) {
-    static_assert(sizeof(T) <= sizeof warps->slot[0][0]);
+    static_assert(sizeof(T) <= sizeof Exchange::slot[0]);
     Warp &warp = *self->warp;
-    auto &slot = warp.slot[warp.generation & 1];
-    const uint64_t running = warp.running;
-    memcpy(slot[self->index], &value, sizeof value);
+    Exchange &exchange = join_exchange(warp);
+    memcpy(exchange.slot[self->index], &value, sizeof value);
     wait(warp, site, "shuffle");
-    if (source < wave_size && (running >> source & 1))
-        memcpy(&value, slot[source], sizeof value);
+    if (source < wave_size && (exchange.present >> source & 1))
+        memcpy(&value, exchange.slot[source], sizeof value);
     else
         memset(&value, 0xff, sizeof value);
     return value;
@@ -23,13 +30,12 @@ inline T exchange(T value, unsigned source, int site) {
 
 inline uint64_t ballot(bool predicate, int site) {
     Warp &warp = *self->warp;
-    auto &slot = warp.slot[warp.generation & 1];
-    const uint64_t running = warp.running;
-    slot[self->index][0] = predicate;
+    Exchange &exchange = join_exchange(warp);
+    exchange.slot[self->index][0] = predicate;
     wait(warp, site, "ballot");
     uint64_t mask = 0;
     for (unsigned i = 0; i < wave_size; ++i)
-        if ((running >> i & 1) && slot[i][0]) mask |= 1ull << i;
+        if ((exchange.present >> i & 1) && exchange.slot[i][0]) mask |= 1ull << i;
     return mask;
 }
 

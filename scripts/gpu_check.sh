@@ -19,7 +19,7 @@ failed=0
 
 # Awkward sizes of every operation, few enough to run under a sanitizer.
 reduced='cuda and (norm or rope or embedding or elementwise or kv_cache or matmul or attention or sampling) and not among and
-    not draws and not allocate and not int8_products and not reference and not refused'
+    not draws and not allocate and not int16_products and not reference and not refused'
 
 pytest_cuda() { "$python" -m pytest tests/libokernel -q -p no:cacheprovider --durations=10 "$@"; }
 

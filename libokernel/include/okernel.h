@@ -189,8 +189,9 @@ OK_API ok_status ok_matmul(ok_queue *queue, float *y, const float *x, const void
                            const float *bias, const float *residual, const int32_t *active, int64_t rows, int64_t out,
                            int64_t in);
 OK_API ok_status ok_matmul_scratch_bytes(ok_dtype dtype, int64_t rows, int64_t out, int64_t in, uint64_t *host_bytes);
-/* CPU and GPU q8_0 only: whether activations are quantised per row and 32 values (1, the backend's default where it is
- * faster) or kept in f32 (0). A property of the queue, read when an operation is queued. */
+/* How q8_0 meets activations. CPU build: 1, the default: rounded to 16 bits, q = round(x / d) with d = max|x| / 32639
+ * per row and 32 values, and multiplied as integers, exactly; 0: kept in f32, which is slower. GPU builds keep f32:
+ * OK_ERR_UNSUPPORTED for 1. A property of the queue, read when an operation is queued. */
 OK_API ok_status ok_queue_set_quantized_activations(ok_queue *queue, int32_t on);
 
 /* y[r, :] = table[ids[r], :] (+ residual[r, :]). table: packed (vocab, cols). An id outside [0, vocab) gives a row of

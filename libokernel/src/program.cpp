@@ -55,13 +55,6 @@ ok_status ok_queue_set_scratch(ok_queue *queue, void *scratch, uint64_t bytes) {
     return OK_SUCCESS;
 }
 
-ok_status ok_queue_set_quantized_activations(ok_queue *queue, int32_t on) {
-    OK_REQUIRE_POINTER(queue);
-    OK_REQUIRE(on == 0 || on == 1, "on=%d must be 0 or 1", on);
-    queue->quantized_activations = on;
-    return OK_SUCCESS;
-}
-
 ok_status ok_record_begin(ok_queue *queue) {
     OK_REQUIRE_POINTER(queue);
     OK_REQUIRE(!queue->recording, "the queue is recording already");

@@ -8,7 +8,7 @@
 struct ok_queue {
     void *scratch = nullptr;
     uint64_t scratch_bytes = 0;
-    bool quantized_activations = true;  // q8_0 matmul: activations as int8 per row and 32 values, or f32
+    bool quantized_activations = true;  // CPU build, q8_0 matmul: activations rounded to 16 bits, or f32
     ok_program *recording = nullptr;    // null: immediate
     int32_t device = 0;
     int32_t owner = 0;       // process that made it

@@ -166,8 +166,6 @@ def open_reference(
         CannotCompare: neither can be had, or it is not sane.
     """
     if str(reference) == "transformers":
-        if source.path.is_file():
-            raise CannotCompare(f"{source.path}: a live reference needs the original directory")
         return TransformersReference(
             source.path, prompts or [], untrained=untrained, device=oracle_device
         )

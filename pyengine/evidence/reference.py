@@ -177,7 +177,7 @@ class TransformersReference:
     """Transformers in float32, loaded and checked; next to it, at need, in f16 or bf16.
 
     Args:
-        model: a Hugging Face directory.
+        model: a Hugging Face directory, or a GGUF file that Transformers reads (it dequantizes it).
         prompts: what will be asked.
         untrained: waive the loss check, for random weights; `info` says so.
         row_stride, column_stride: keep every n-th position and vocabulary entry.
@@ -240,9 +240,12 @@ class TransformersReference:
             return self._loaded[dtype]
         torch = self._torch
         types = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+        folder, options = self._model, {}
+        if self._model.is_file():
+            folder, options = self._model.parent, {"gguf_file": self._model.name}
         try:
             oracle, report = self._transformers.AutoModelForCausalLM.from_pretrained(
-                self._model, dtype=types[dtype], output_loading_info=True, local_files_only=True
+                folder, dtype=types[dtype], output_loading_info=True, local_files_only=True, **options
             )
         except Exception as error:
             raise CannotCompare(f"{self._model}: transformers cannot load it: {error}") from error

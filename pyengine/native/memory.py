@@ -220,7 +220,10 @@ class Queue:
         self.library.c.ok_queue_set_scratch(self.handle, pointer, size_bytes)
 
     def set_quantized_activations(self, on: bool) -> None:
-        """q8_0 matmuls queued from now on quantise their activations (True) or keep f32."""
+        """q8_0 matmuls queued from now on round activations to 16 bits (True) or keep f32 (False).
+
+        Raises Unsupported for True on GPUs, which always keep f32.
+        """
         self.library.c.ok_queue_set_quantized_activations(self.handle, int(on))
 
     def sync(self) -> None:

@@ -337,17 +337,6 @@ def _register_matmuls() -> None:
 _register_matmuls()
 
 
-@_case("matmul-quantized")
-def _matmul_quantized(bench: Bench) -> list[Output]:
-    x, weight = _normal(1, 3, 70), _normal(2, 21, 70)
-    y, matrix, given = bench.blank(3, 21), bench.matrix(weight, DType.Q8_0), bench.put(x)
-    bench.scratch(ops.matmul_scratch_bytes(bench.library, DType.Q8_0, 3, 21, 70))
-    bench.queue.set_quantized_activations(True)
-    bench.run(lambda: ops.matmul(bench.queue, y, given, matrix))
-    expected = reference.matmul(x, reference.stored(weight, DType.Q8_0))
-    return [Output(y, expected, ON_GPU[DType.Q8_0])]
-
-
 # ---- attention -----------------------------------------------------------------------------------
 
 

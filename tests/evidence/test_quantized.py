@@ -15,7 +15,6 @@ from pyengine.evidence.comparison import Comparison, Summary, compare, open_engi
 from pyengine.evidence.parity import collect_prompts, run_parity
 from pyengine.evidence.prompts import Prompt
 from pyengine.evidence.quantized import (
-    MAX_DISTANCE_RATIO,
     MAX_RISE,
     MIN_EXACT_COSINE,
     Cost,
@@ -124,7 +123,8 @@ def test_every_checkpoint_loses_what_the_format_loses(name: str) -> None:
     source.close()
     assert exact.spread["cosine"]["min"] >= MIN_EXACT_COSINE
     assert exact.argmax == 1.0
-    assert 0 < distance(own) < distance(ours) <= MAX_DISTANCE_RATIO * distance(own)
+    # Activations of 16 bits cost nothing that shows (8 bits: 2 to 2.4); a bf16 KV cache, 8 %.
+    assert 0 < distance(ours) <= 1.15 * distance(own)
     assert ours.spread["cosine"]["mean"] >= 0.9999
 
 

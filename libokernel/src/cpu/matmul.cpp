@@ -38,7 +38,7 @@ MatmulKind kind_of(ok_dtype dtype, bool quantized_activations) {
         case OK_BF16:
             return matmul_bf16;
         case OK_Q8_0:
-            return quantized_activations ? matmul_q8_0_int8 : matmul_q8_0;
+            return quantized_activations ? matmul_q8_0_int16 : matmul_q8_0;
         default:
             return matmul_f32;
     }
@@ -70,7 +70,7 @@ void lay_out_tiles(const MatmulArgs &args, const MatmulJob &job, const MatmulPat
         const int64_t row = tile_row(job, tile), rows = tile_row(job, tile + 1) - row;
         const int64_t n = args.in - first < part ? args.in - first : part;
         const float *x = args.x + row * args.in + first;
-        if (args.kind == matmul_q8_0_int8) {
+        if (args.kind == matmul_q8_0_int16) {
             char *to = static_cast<char *>(args.scratch) + row * blocks * q8_activation_bytes;
             path.quantize_tile(to + first / q8_block * rows * q8_activation_bytes, x, rows, args.in, n);
         } else {
@@ -87,7 +87,7 @@ void run_matmul(const MatmulArgs &args) {
     MatmulJob job = {args.y,    args.x,        args.weight,
                      args.bias, args.residual, rows,
                      args.out,  args.in,       ceil_div(rows, kernel.max_rows)};
-    if (rows > 1 || args.kind == matmul_q8_0_int8) {
+    if (rows > 1 || args.kind == matmul_q8_0_int16) {
         lay_out_tiles(args, job, path);
         job.x = args.scratch;
     }
@@ -110,7 +110,7 @@ void run_matmul(const MatmulArgs &args) {
 }
 
 uint64_t scratch_bytes(MatmulKind kind, int64_t rows, int64_t in) {
-    if (kind == matmul_q8_0_int8) return rows * ceil_div(in, q8_block) * q8_activation_bytes;
+    if (kind == matmul_q8_0_int16) return rows * ceil_div(in, q8_block) * q8_activation_bytes;
     return rows > 1 ? rows * in * sizeof(float) : 0;
 }
 
@@ -133,7 +133,7 @@ ok_status ok_matmul_scratch_bytes(ok_dtype dtype, int64_t rows, int64_t out, int
     OK_REQUIRE_POINTER(host_bytes);
     if (ok_status status = check_matmul_shape(__func__, dtype, rows, out, in)) return status;
     const uint64_t in_f32 = scratch_bytes(kind_of(dtype, false), rows, in);
-    const uint64_t as_int8 = scratch_bytes(kind_of(dtype, true), rows, in);
-    *host_bytes = in_f32 > as_int8 ? in_f32 : as_int8;
+    const uint64_t as_int16 = scratch_bytes(kind_of(dtype, true), rows, in);
+    *host_bytes = in_f32 > as_int16 ? in_f32 : as_int16;
     return OK_SUCCESS;
 }

@@ -9,7 +9,7 @@ namespace ok {
 // One product. Rows travel in `tiles` tiles of nearly equal height, at most the kernel's max_rows.
 struct MatmulJob {
     float *y;               // (rows, out)
-    const void *x;          // row tiles, one after the other: [in][rows of the tile] f32, or int8 blocks
+    const void *x;          // row tiles, one after the other: [in][rows of the tile] f32, or int16 blocks
     const void *weight;     // packed (out, in)
     const float *bias;      // (out) or null
     const float *residual;  // (rows, out) or null; may be y
@@ -20,7 +20,7 @@ struct MatmulJob {
 static inline int64_t tile_row(const MatmulJob &job, int64_t tile) { return job.rows * tile / job.tiles; }
 
 // Which weights meet which activations.
-enum MatmulKind { matmul_f32, matmul_f16, matmul_bf16, matmul_q8_0, matmul_q8_0_int8, matmul_kinds };
+enum MatmulKind { matmul_f32, matmul_f16, matmul_bf16, matmul_q8_0, matmul_q8_0_int16, matmul_kinds };
 
 struct MatmulKernel {
     int32_t max_rows;  // of a tile
@@ -32,11 +32,11 @@ constexpr int64_t matmul_block_rows = 128;
 
 struct MatmulPath {
     MatmulKernel kernels[matmul_kinds];
-    // Quantises n values of each of `rows` rows, `stride` apart, into a tile for matmul_q8_0_int8.
+    // Quantises n values of each of `rows` rows, `stride` apart, into a tile for matmul_q8_0_int16.
     void (*quantize_tile)(void *tile, const float *x, int64_t rows, int64_t stride, int64_t n);
 };
-// Bytes of a row, per block of 32, in a tile of int8 activations: the values, a scale and a correction.
-constexpr int64_t q8_activation_bytes = 40;
+// Bytes of a row, per block of 32, in a tile of int16 activations: the values and a scale.
+constexpr int64_t q8_activation_bytes = 68;
 
 extern const MatmulPath matmul_path_portable, matmul_path_avx2, matmul_path_avx512, matmul_path_avx512vnni,
     matmul_path_neon, matmul_path_neondot;

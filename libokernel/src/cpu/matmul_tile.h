@@ -6,7 +6,7 @@
 //
 // Each weight is widened to f32 and meets the activations as f32: in registers (q8_0: 32 values of a panel at a time on
 // the stack), or, where several tiles share the panels, once for all of them into a buffer on the stack. Or q8_0 is
-// multiplied by exact integer dots with activations quantised per row and 32 values:
+// multiplied by exact integer dots with activations rounded to 16 bits, per row and 32 values:
 //   y += (sum_i q_w q_x) d_w d_x   per block, with a multiply, a multiply and an add, the same on every path.
 #pragma once
 #include <utility>
@@ -23,16 +23,16 @@ constexpr int kVecs = panel_size / kLanes;  // vectors of a panel
 
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 12, kWidePanels = 2, kSums = 24;  // sums: vectors that a tile keeps in registers
-constexpr int kMaxRowsInt8 = 12;
+constexpr int kMaxRowsInt16 = 12;
 #elif defined(__AVX2__)
 constexpr int kMaxRows = 6, kWidePanels = 1, kSums = 12;
-constexpr int kMaxRowsInt8 = 4;
+constexpr int kMaxRowsInt16 = 4;
 #elif defined(OK_NEON)
 constexpr int kMaxRows = 6, kWidePanels = 1, kSums = 24;
-constexpr int kMaxRowsInt8 = 4;
+constexpr int kMaxRowsInt16 = 3;
 #else
 constexpr int kMaxRows = 3, kWidePanels = 1, kSums = 12;
-constexpr int kMaxRowsInt8 = 2;
+constexpr int kMaxRowsInt16 = 2;
 #endif
 
 #if defined(__AVX2__) || defined(OK_NEON)
@@ -188,52 +188,73 @@ struct Q8Weights {
     }
 };
 
-// Adds to each lane the dot of its four weights with the four activations in x; exact. x is never -128.
-inline VecInt dot4(VecInt sum, VecInt weights, int32_t x) {
-#if defined(__AVX512VNNI__)
-    // The instruction wants unsigned on one side: weights + 128. starting_sum() takes 128 * sum(x) off.
-    const __m512i unsigned_weights = bit_cast<__m512i>(weights) ^ _mm512_set1_epi8(-128);
-    return bit_cast<VecInt>(_mm512_dpbusd_epi32(bit_cast<__m512i>(sum), unsigned_weights, _mm512_set1_epi32(x)));
-#elif defined(__AVX512F__)
-    const __m512i w = bit_cast<__m512i>(weights), four = _mm512_set1_epi32(x);
-    const __m512i signed_x = _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(w), _mm512_setzero_si512(), four);
-    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed_x);  // at most 2 * 128 * 127: no saturation
-    return sum + bit_cast<VecInt>(_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-#elif defined(__AVX2__)
-    const __m256i w = bit_cast<__m256i>(weights);
-    const __m256i signed_x = _mm256_sign_epi8(_mm256_set1_epi32(x), w);
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), signed_x);  // at most 2 * 128 * 127: no saturation
-    return sum + bit_cast<VecInt>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-#elif defined(__ARM_FEATURE_DOTPROD)
-    const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(x));
-    return bit_cast<VecInt>(vdotq_s32(bit_cast<int32x4_t>(sum), bit_cast<int8x16_t>(weights), four));
-#else
-    // Even and odd bytes as 16-bit numbers; a product is at most 128 * 127, a sum of two still fits.
-    typedef int16_t Short __attribute__((vector_size(sizeof(VecInt))));
-    const Short w = bit_cast<Short>(weights), four = bit_cast<Short>(VecInt{} + x);
-    const VecInt pairs = bit_cast<VecInt>((w << 8 >> 8) * (four << 8 >> 8) + (w >> 8) * (four >> 8));
-    return sum + (pairs << 16 >> 16) + (pairs >> 16);
-#endif
-}
+// Four weights a lane, and the exact dots of a block: 32 products of int8 and int16 stay below 2^31 (quantize_tile).
+// Where bytes have a dot of their own, an activation is 256 high + low; elsewhere even and odd weights become int16.
+#if defined(__ARM_FEATURE_DOTPROD)
+struct FourWeights {
+    int8x16_t bytes;
 
-#if defined(__AVX512VNNI__)
-constexpr bool kUnsignedWeights = true;
-#else
-constexpr bool kUnsignedWeights = false;
-#endif
-
-// R rows of one block of 32 activations.
-template <int R>
-struct Int8Rows {
-    int32_t four[q8_block / 4][R];  // neighbouring int8
-    float scale[R];
-    int32_t start[R];  // -128 * sum of the values
+    explicit FourWeights(const int8_t *quants) : bytes(vld1q_s8(quants)) {}
 };
-static_assert(sizeof(Int8Rows<3>) == 3 * q8_activation_bytes);
 
-// q8_0 weights, activations as Int8Rows.
-struct Q8Int8Weights {
-    static constexpr int max_rows = kMaxRowsInt8, chunk = 64, x_bytes = q8_activation_bytes;
+struct Dots {
+    int32x4_t high = {}, low = {};
+
+    void add(const FourWeights &w, int32_t high_x, int32_t low_x) {
+        high = vdotq_s32(high, w.bytes, vreinterpretq_s8_s32(vdupq_n_s32(high_x)));
+        low = vdotq_s32(low, w.bytes, vreinterpretq_s8_s32(vdupq_n_s32(low_x)));
+    }
+    VecInt sum() const { return (bit_cast<VecInt>(high) << 8) + bit_cast<VecInt>(low); }
+};
+#else
+typedef int16_t VecShort __attribute__((vector_size(4 * kLanes)));
+
+struct FourWeights {
+    VecShort even, odd;
+
+    explicit FourWeights(const int8_t *quants) {
+        VecShort pairs;
+        std::memcpy(&pairs, quants, sizeof pairs);
+        even = pairs << 8 >> 8;
+        odd = pairs >> 8;
+    }
+};
+
+struct Dots {
+    VecInt total = {};
+
+    void add(const FourWeights &w, int32_t even_x, int32_t odd_x) {
+        add_pairs(w.even, even_x);
+        add_pairs(w.odd, odd_x);
+    }
+    void add_pairs(VecShort w, int32_t x) {
+#if defined(__AVX512VNNI__)
+        total = bit_cast<VecInt>(
+            _mm512_dpwssd_epi32(bit_cast<__m512i>(total), bit_cast<__m512i>(w), _mm512_set1_epi32(x)));
+#elif defined(__AVX512F__)
+        total += bit_cast<VecInt>(_mm512_madd_epi16(bit_cast<__m512i>(w), _mm512_set1_epi32(x)));
+#elif defined(__AVX2__)
+        total += bit_cast<VecInt>(_mm256_madd_epi16(bit_cast<__m256i>(w), _mm256_set1_epi32(x)));
+#else
+        const VecInt pair = bit_cast<VecInt>(w);
+        total += (pair << 16 >> 16) * static_cast<int16_t>(x) + (pair >> 16) * (x >> 16);
+#endif
+    }
+    VecInt sum() const { return total; }
+};
+#endif
+
+// R rows of one block of 32 activations, four neighbours in two words: as FourWeights wants them.
+template <int R>
+struct Int16Rows {
+    int32_t four[q8_block / 4][2][R];
+    float scale[R];
+};
+static_assert(sizeof(Int16Rows<3>) == 3 * q8_activation_bytes);
+
+// q8_0 weights, activations as Int16Rows.
+struct Q8Int16Weights {
+    static constexpr int max_rows = kMaxRowsInt16, chunk = 64, x_bytes = q8_activation_bytes;
     static constexpr bool widens = false;
     static constexpr int group(int) { return 1; }
     static int64_t units(int64_t in) { return ceil_div(in, q8_block); }
@@ -246,20 +267,16 @@ struct Q8Int8Weights {
         if (!first) s.load(sums);
         const int8_t *quants = static_cast<const int8_t *>(w.data);
         const f16 *scale = w.scale;
-        const Int8Rows<R> *rows = static_cast<const Int8Rows<R> *>(x);
+        const Int16Rows<R> *rows = static_cast<const Int16Rows<R> *>(x);
         for (int64_t block = 0; block < n; block++, rows++, scale += panel_size) {
-            VecInt dots[R][kVecs];
-#pragma GCC unroll 16
-            for (int r = 0; r < R; r++)
-#pragma GCC unroll 16
-                for (int v = 0; v < kVecs; v++) dots[r][v] = VecInt{} + (kUnsignedWeights ? rows->start[r] : 0);
+            Dots dots[R][kVecs];
 #pragma GCC unroll 8
             for (int i = 0; i < q8_block / 4; i++, quants += 4 * panel_size) {
 #pragma GCC unroll 16
                 for (int v = 0; v < kVecs; v++) {
-                    const VecInt weights = load_four(quants + v * kLanes * 4);
+                    const FourWeights weights(quants + v * kLanes * 4);
 #pragma GCC unroll 16
-                    for (int r = 0; r < R; r++) dots[r][v] = dot4(dots[r][v], weights, rows->four[i][r]);
+                    for (int r = 0; r < R; r++) dots[r][v].add(weights, rows->four[i][0][r], rows->four[i][1][r]);
                 }
             }
 #pragma GCC unroll 16
@@ -267,7 +284,7 @@ struct Q8Int8Weights {
                 const Vec d = ::load(scale + v * kLanes);
 #pragma GCC unroll 16
                 for (int r = 0; r < R; r++)
-                    s.at[r][v] += __builtin_convertvector(dots[r][v], Vec) * d * broadcast(rows->scale[r]);
+                    s.at[r][v] += __builtin_convertvector(dots[r][v].sum(), Vec) * d * broadcast(rows->scale[r]);
             }
         }
         s.store(sums);
@@ -338,15 +355,30 @@ void run(const MatmulJob &job, int64_t panel_begin, int64_t panel_end, int64_t t
     }
 }
 
-// ---- activations as int8 --------------------------------------------------------------------------------------------
+// ---- activations as int16 -------------------------------------------------------------------------------------------
 
-// q = x / d to the nearest whole number (ties to even), d = max|x| / 127; a block with an infinity or NaN gets d = NaN.
+// Four values as the two words of Int16Rows.
+static inline void split_four(int32_t *two, const int32_t *x) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    int8_t high[4], low[4];
+    for (int i = 0; i < 4; i++) {
+        low[i] = static_cast<int8_t>(x[i]);
+        high[i] = static_cast<int8_t>((x[i] - low[i]) / 256);
+    }
+    std::memcpy(&two[0], high, 4);
+    std::memcpy(&two[1], low, 4);
+#else
+    for (int i = 0; i < 2; i++) two[i] = (x[i] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(x[i + 2]) << 16);
+#endif
+}
+
+// q = x / d to the nearest whole number (ties to even), d = max|x| / (127 * 256 + 127), so that both of q's bytes are
+// signed and 32 products with int8 fit an int32. A block with an infinity or NaN gets d = NaN.
 static void quantize_tile(void *tile, const float *x, int64_t rows, int64_t stride, int64_t n) {
-    char *to = static_cast<char *>(tile);
-    for (; n > 0; n -= q8_block, x += q8_block, to += rows * q8_activation_bytes) {
-        int8_t *quants = reinterpret_cast<int8_t *>(to);
-        float *scales = reinterpret_cast<float *>(to + rows * q8_block);
-        int32_t *starts = reinterpret_cast<int32_t *>(scales + rows);
+    constexpr float largest_quant = 127 * 256 + 127;
+    int32_t *four = static_cast<int32_t *>(tile);
+    for (; n > 0; n -= q8_block, x += q8_block, four += rows * (q8_activation_bytes / 4)) {
+        float *scales = reinterpret_cast<float *>(four + rows * (q8_block / 2));
         for (int64_t r = 0; r < rows; r++) {
             alignas(64) float values[q8_block] = {};
             std::memcpy(values, x + r * stride, (n < q8_block ? n : q8_block) * sizeof(float));
@@ -355,19 +387,19 @@ static void quantize_tile(void *tile, const float *x, int64_t rows, int64_t stri
                 const int32_t magnitude = bit_cast<int32_t>(values[i]) & 0x7fffffff;
                 largest = magnitude > largest ? magnitude : largest;
             }
-            const float scale = bit_cast<float>(largest) / 127.0f;
+            const float scale = bit_cast<float>(largest) / largest_quant;
             const bool normal = largest < 0x7f800000 && scale >= 0x1p-126f;  // else 1 / scale is no number
             const float inverse = normal ? 1.0f / scale : 0.0f;
-            int32_t total = 0;
             alignas(64) int32_t whole[q8_block];
             for (int i = 0; i < q8_block; i++)  // 1.5 * 2^23 has 1 as its last place
                 whole[i] = bit_cast<int32_t>(values[i] * inverse + 0x1.8p23f) - 0x4b400000;
-            alignas(64) int8_t bytes[q8_block];
-            for (int i = 0; i < q8_block; i++) bytes[i] = static_cast<int8_t>(whole[i]);
-            for (int i = 0; i < q8_block; i++) total += bytes[i];
-            for (int i = 0; i < q8_block / 4; i++) std::memcpy(quants + (i * rows + r) * 4, bytes + 4 * i, 4);
+            for (int i = 0; i < q8_block / 4; i++) {
+                int32_t two[2];
+                split_four(two, whole + 4 * i);
+                four[2 * i * rows + r] = two[0];
+                four[(2 * i + 1) * rows + r] = two[1];
+            }
             scales[r] = normal ? scale : largest < 0x7f800000 ? 0.0f : bit_cast<float>(INT32_C(0x7fc00000));
-            starts[r] = -128 * total;
         }
     }
 }
@@ -376,7 +408,7 @@ template <class W>
 constexpr MatmulKernel kKernel = {W::max_rows, run<W>};
 
 constexpr MatmulPath kMatmulPath = {{kKernel<FloatWeights<float>>, kKernel<FloatWeights<f16>>,
-                                     kKernel<FloatWeights<bf16>>, kKernel<Q8Weights>, kKernel<Q8Int8Weights>},
+                                     kKernel<FloatWeights<bf16>>, kKernel<Q8Weights>, kKernel<Q8Int16Weights>},
                                     quantize_tile};
 
 }  // namespace

@@ -26,6 +26,13 @@ void ok_queue_destroy(ok_queue *queue) {
     ok::release(queue);
 }
 
+ok_status ok_queue_set_quantized_activations(ok_queue *queue, int32_t on) {
+    OK_REQUIRE_POINTER(queue);
+    OK_REQUIRE(on == 0 || on == 1, "on=%d must be 0 or 1", on);
+    queue->quantized_activations = on;
+    return OK_SUCCESS;
+}
+
 ok_status ok_queue_sync(ok_queue *queue) {
     OK_REQUIRE_POINTER(queue);
     OK_REQUIRE(!queue->recording, "the queue is recording");

@@ -428,7 +428,7 @@ uint64_t scratch_needed(ok_dtype dtype, bool quantized, int64_t rows, int64_t ou
 ok_status ok_matmul(ok_queue *queue, float *y, const float *x, const void *weight, ok_dtype dtype, const float *bias,
                     const float *residual, const int32_t *active, int64_t rows, int64_t out, int64_t in) {
     if (ok_status status = ok::check_matmul(__func__, queue, y, x, weight, dtype, rows, out, in)) return status;
-    const bool quantized = dtype == OK_Q8_0 && queue->quantized_activations;
+    const bool quantized = false;
     const uint64_t needed = scratch_needed(dtype, quantized, rows, out, in);
     if (ok_status status = ok::check_scratch(__func__, queue, needed, "ok_matmul_scratch_bytes")) return status;
     if (rows == 0) return OK_SUCCESS;

@@ -132,6 +132,13 @@ ok_status ok::launch_fill(ok_queue *queue, void *dst, uint8_t value, uint64_t by
 
 // ---- queues -------------------------------------------------------------------------------------------------------
 
+ok_status ok_queue_set_quantized_activations(ok_queue *queue, int32_t on) {
+    OK_REQUIRE_POINTER(queue);
+    OK_REQUIRE(on == 0 || on == 1, "on=%d must be 0 or 1", on);
+    if (on == 0) return OK_SUCCESS;
+    return ok::fail(OK_ERR_UNSUPPORTED, "%s: on=1: GPU builds keep activations in f32", __func__);
+}
+
 ok_status ok_queue_create(ok_queue **host_out, int32_t device, void *native_stream) {
     OK_REQUIRE_POINTER(host_out);
     *host_out = nullptr;
@@ -140,7 +147,6 @@ ok_status ok_queue_create(ok_queue **host_out, int32_t device, void *native_stre
     if (!queue) return ok::fail_host_memory(__func__, sizeof *queue);
     queue->device = device;
     queue->owner = getpid();
-    queue->quantized_activations = false;
     queue->stream = native_stream;
     if (!native_stream) {
         if (ok_status status = ok::check_runtime(gpu()->create_stream(&queue->stream), __func__, "create_stream")) {

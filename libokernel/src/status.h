@@ -22,5 +22,3 @@ ok_status fail_memory(const char *function, uint64_t needed, uint64_t free, uint
         if (!(condition)) return ok::fail_argument(__func__, __VA_ARGS__); \
     } while (0)
 #define OK_REQUIRE_POINTER(pointer) OK_REQUIRE((pointer) != nullptr, #pointer " is null")
-#define OK_REQUIRE_SIZE(size, least) \
-    OK_REQUIRE((size) >= (least), #size "=%lld must be >= " #least, static_cast<long long>(size))

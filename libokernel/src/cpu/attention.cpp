@@ -78,25 +78,10 @@ ok_status ok_attention_paged(ok_queue *queue, float *y, const float *q, int64_t 
                              const float *slope, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim,
                              int64_t window, float scale) {
     const ok::KVLayout layout = {blocks, kv_heads, head_dim};
-    OK_REQUIRE_POINTER(queue);
-    OK_REQUIRE_POINTER(y);
-    OK_REQUIRE_POINTER(q);
-    OK_REQUIRE_POINTER(cache);
-    OK_REQUIRE_POINTER(block_table);
-    OK_REQUIRE_POINTER(sequence);
-    OK_REQUIRE_POINTER(position);
-    if (ok_status status = ok::check_kv_layout(__func__, dtype, layout)) return status;
-    OK_REQUIRE_SIZE(rows, 0);
-    OK_REQUIRE(heads > 0 && heads % kv_heads == 0, "heads=%lld must be a positive multiple of kv_heads=%lld",
-               (long long)heads, (long long)kv_heads);
-    OK_REQUIRE(q_stride >= heads * head_dim, "q_stride=%lld must be >= heads * head_dim = %lld", (long long)q_stride,
-               (long long)(heads * head_dim));
-    OK_REQUIRE_SIZE(sequences, 1);
-    OK_REQUIRE(blocks_per_sequence > 0 && blocks_per_sequence <= INT32_MAX / OK_KV_BLOCK_SIZE,
-               "blocks_per_sequence=%lld must be between 1 and 2^31 / %d", (long long)blocks_per_sequence,
-               OK_KV_BLOCK_SIZE);
-    OK_REQUIRE_SIZE(window, 0);
-    OK_REQUIRE(scale - scale == 0.0f, "scale=%g must be finite", static_cast<double>(scale));
+    if (ok_status status = ok::check_attention(__func__, queue, y, q, q_stride, cache, dtype, blocks, block_table,
+                                               sequences, blocks_per_sequence, sequence, position, rows, heads,
+                                               kv_heads, head_dim, window, scale, layout.tile_elements()))
+        return status;
     if (rows == 0) return OK_SUCCESS;
     const ok::AttentionArgs args = {y,
                                     q,
@@ -121,12 +106,8 @@ ok_status ok_attention_paged(ok_queue *queue, float *y, const float *q, int64_t 
 
 ok_status ok_attention_scratch_bytes(int64_t rows, int64_t heads, int64_t head_dim, int64_t max_context,
                                      uint64_t *host_bytes) {
-    OK_REQUIRE_POINTER(host_bytes);
-    OK_REQUIRE_SIZE(rows, 0);
-    OK_REQUIRE(heads > 0 && heads <= INT32_MAX, "heads=%lld must be > 0", (long long)heads);
-    OK_REQUIRE(head_dim > 0 && head_dim <= ok::kMaxHeadDim, "head_dim=%lld must be between 1 and %lld",
-               (long long)head_dim, (long long)ok::kMaxHeadDim);
-    OK_REQUIRE(max_context > 0 && max_context <= INT32_MAX, "max_context=%lld must be > 0", (long long)max_context);
+    if (ok_status status = ok::check_attention_scratch(__func__, rows, heads, head_dim, max_context, host_bytes))
+        return status;
     const int64_t spans = ok::ceil_div(max_context, ok::kSpanTokens);
     const ok::KVLayout layout = {1, 1, head_dim};
     *host_bytes = 0;

@@ -60,27 +60,13 @@ void run_append(const Args &args) {
 
 }  // namespace
 
-ok_status check_kv_layout(const char *function, ok_dtype dtype, const KVLayout &layout) {
-    constexpr int64_t limit = int64_t{1} << 40;
-    if (dtype != OK_F32 && dtype != OK_F16 && dtype != OK_BF16)
-        return fail_argument(function, "dtype=%d must be f32, f16 or bf16", static_cast<int>(dtype));
-    if (layout.blocks <= 0 || layout.blocks > INT32_MAX)
-        return fail_argument(function, "blocks=%lld must be between 1 and 2^31 - 1", (long long)layout.blocks);
-    if (layout.head_dim <= 0 || layout.head_dim > kMaxHeadDim)
-        return fail_argument(function, "head_dim=%lld must be between 1 and %lld", (long long)layout.head_dim,
-                             (long long)kMaxHeadDim);
-    if (layout.kv_heads <= 0 || layout.kv_heads > limit / layout.blocks / layout.tile_elements())
-        return fail_argument(function, "kv_heads=%lld must be > 0, and the cache below 2^40 values",
-                             (long long)layout.kv_heads);
-    return OK_SUCCESS;
-}
-
 }  // namespace ok
 
 ok_status ok_kv_cache_bytes(ok_dtype dtype, int64_t blocks, int64_t kv_heads, int64_t head_dim, uint64_t *host_bytes) {
-    const ok::KVLayout layout = {blocks, kv_heads, head_dim};
     OK_REQUIRE_POINTER(host_bytes);
-    if (ok_status status = ok::check_kv_layout(__func__, dtype, layout)) return status;
+    const ok::KVLayout layout = {blocks, kv_heads, head_dim};
+    if (ok_status status = ok::check_kv_cache(__func__, dtype, blocks, kv_heads, head_dim, layout.tile_elements()))
+        return status;
     *host_bytes = static_cast<uint64_t>(layout.elements()) * (dtype == OK_F32 ? 4 : 2);
     return OK_SUCCESS;
 }
@@ -88,15 +74,9 @@ ok_status ok_kv_cache_bytes(ok_dtype dtype, int64_t blocks, int64_t kv_heads, in
 ok_status ok_kv_append(ok_queue *queue, void *cache, ok_dtype dtype, int64_t blocks, const float *k, const float *v,
                        int64_t stride, const int32_t *slot, int64_t rows, int64_t kv_heads, int64_t head_dim) {
     const ok::KVLayout layout = {blocks, kv_heads, head_dim};
-    OK_REQUIRE_POINTER(queue);
-    OK_REQUIRE_POINTER(cache);
-    OK_REQUIRE_POINTER(k);
-    OK_REQUIRE_POINTER(v);
-    OK_REQUIRE_POINTER(slot);
-    if (ok_status status = ok::check_kv_layout(__func__, dtype, layout)) return status;
-    OK_REQUIRE_SIZE(rows, 0);
-    OK_REQUIRE(stride >= kv_heads * head_dim, "stride=%lld must be >= kv_heads * head_dim = %lld", (long long)stride,
-               (long long)(kv_heads * head_dim));
+    if (ok_status status = ok::check_kv_append(__func__, queue, cache, dtype, blocks, k, v, stride, slot, rows,
+                                               kv_heads, head_dim, layout.tile_elements()))
+        return status;
     if (rows == 0) return OK_SUCCESS;
     return ok::submit(queue, ok::run_append, ok::Args{cache, k, v, slot, stride, rows, layout, dtype});
 }

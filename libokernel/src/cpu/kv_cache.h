@@ -6,12 +6,12 @@
 #pragma once
 #include <cstdint>
 
+#include "checks.h"
 #include "internal.h"
 
 namespace ok {
 
 constexpr int64_t kTileTokens = OK_KV_BLOCK_SIZE;
-constexpr int64_t kMaxHeadDim = 1024;
 
 struct KVLayout {
     int64_t blocks, kv_heads, head_dim;
@@ -25,8 +25,5 @@ struct KVLayout {
     int64_t key(int64_t d, int64_t token) const { return d * kTileTokens + token; }
     int64_t value(int64_t token) const { return kTileTokens * head_dim + token * value_stride(); }
 };
-
-// The first thing that is wrong with a cache's description, as a launcher reports it.
-ok_status check_kv_layout(const char *function, ok_dtype dtype, const KVLayout &layout);
 
 }  // namespace ok

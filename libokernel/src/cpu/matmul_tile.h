@@ -229,8 +229,8 @@ struct Dots {
     }
     void add_pairs(VecShort w, int32_t x) {
 #if defined(__AVX512VNNI__)
-        total = bit_cast<VecInt>(
-            _mm512_dpwssd_epi32(bit_cast<__m512i>(total), bit_cast<__m512i>(w), _mm512_set1_epi32(x)));
+        total =
+            bit_cast<VecInt>(_mm512_dpwssd_epi32(bit_cast<__m512i>(total), bit_cast<__m512i>(w), _mm512_set1_epi32(x)));
 #elif defined(__AVX512F__)
         total += bit_cast<VecInt>(_mm512_madd_epi16(bit_cast<__m512i>(w), _mm512_set1_epi32(x)));
 #elif defined(__AVX2__)

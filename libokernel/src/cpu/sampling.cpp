@@ -1,6 +1,7 @@
 // sampling.cpp: the sampling op: the portable path, the choice of path, the reset of a slot, and the launchers.
 #include "sampling.h"
 
+#include "checks.h"
 #include "sampling_row.h"
 
 namespace ok {
@@ -66,14 +67,8 @@ void run_reset(const ResetArgs &args) {
 ok_status ok_sample(ok_queue *queue, int32_t *ids, float *logprobs, const float *logits, const float *floats,
                     const int32_t *ints, uint32_t *counts, const float *bias, const int32_t *active, int64_t slots,
                     int64_t rows, int64_t vocab) {
-    OK_REQUIRE_POINTER(queue);
-    OK_REQUIRE_POINTER(ids);
-    OK_REQUIRE_POINTER(logits);
-    OK_REQUIRE_POINTER(floats);
-    OK_REQUIRE_POINTER(ints);
-    OK_REQUIRE_SIZE(rows, 0);
-    OK_REQUIRE(vocab > 0 && vocab <= INT32_MAX, "vocab=%lld must be between 1 and 2^31 - 1", (long long)vocab);
-    OK_REQUIRE_SIZE(slots, 0);
+    if (ok_status status = ok::check_sample(__func__, queue, ids, logits, floats, ints, slots, rows, vocab))
+        return status;
     if (rows == 0) return OK_SUCCESS;
     return ok::submit(queue, ok::run_sample,
                       ok::SampleArgs{ids, logprobs, logits, floats, ints, counts, bias, active, slots, rows, vocab});
@@ -82,17 +77,9 @@ ok_status ok_sample(ok_queue *queue, int32_t *ids, float *logprobs, const float 
 ok_status ok_sample_reset(ok_queue *queue, uint32_t *counts, float *bias, int64_t slot, int64_t slots, int64_t vocab,
                           const int32_t *prompt, int64_t prompt_length, const int32_t *bias_ids,
                           const float *bias_values, int64_t bias_length) {
-    OK_REQUIRE_POINTER(queue);
-    OK_REQUIRE(vocab > 0 && vocab <= INT32_MAX, "vocab=%lld must be between 1 and 2^31 - 1", (long long)vocab);
-    OK_REQUIRE(slot >= 0 && slot < slots, "slot=%lld must be between 0 and slots - 1 = %lld", (long long)slot,
-               (long long)slots - 1);
-    OK_REQUIRE_SIZE(prompt_length, 0);
-    OK_REQUIRE_SIZE(bias_length, 0);
-    if (prompt_length > 0) OK_REQUIRE_POINTER(prompt);
-    if (bias_length > 0) {
-        OK_REQUIRE_POINTER(bias_ids);
-        OK_REQUIRE_POINTER(bias_values);
-    }
+    if (ok_status status = ok::check_sample_reset(__func__, queue, slot, slots, vocab, prompt, prompt_length, bias_ids,
+                                                  bias_values, bias_length))
+        return status;
     return ok::submit(
         queue, ok::run_reset,
         ok::ResetArgs{counts, bias, slot, vocab, prompt, prompt_length, bias_ids, bias_values, bias_length});

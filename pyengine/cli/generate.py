@@ -69,13 +69,17 @@ def generate(
     """
     if system is not None and not chat:
         raise RequestError("--system needs --chat")
+    if logprobs is not None and not as_json:
+        raise RequestError("--logprobs needs --json")
     params = SamplingParams(
         **options.given(context, options.SAMPLING_OPTIONS),
         logit_bias=parse_bias(logit_bias),
-        logprobs=logprobs if as_json else None,
+        logprobs=logprobs,
     )
     texts = _prompts(prompts or [], file, lines)
-    with options.open_engine(model, **options.given(context, options.ENGINE_OPTIONS)) as engine:
+    chosen = options.given(context, options.ENGINE_OPTIONS)
+    chosen["max_batch"] = min(max_batch, len(texts))  # no cache for sequences that never come
+    with options.open_engine(model, **chosen) as engine:
         inputs = [_prompt(text, chat, system) for text in texts]
         if as_json:
             for text, completion in zip(texts, engine.generate(inputs, params), strict=True):

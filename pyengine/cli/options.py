@@ -35,36 +35,63 @@ Model = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 Device = Annotated[
-    str, typer.Option(help="auto, cpu, hip, hip:N, cuda, cuda:N.", rich_help_panel=_MODEL)
+    str,
+    typer.Option(
+        help="auto (a usable GPU, else the CPU), cpu, hip, hip:N, cuda or cuda:N.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 Dtype = Annotated[
-    str, typer.Option(help="auto (as stored), f32, f16, bf16.", rich_help_panel=_MODEL)
+    str,
+    typer.Option(
+        help="Type of weights and matrix inputs: auto (as stored), f32, f16 or bf16.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 Weights = Annotated[
     str | None,
     typer.Option(
-        help="q8_0: matrices in 8 bits; float: in dtype; as stored.", rich_help_panel=_MODEL
+        help="q8_0: matrices in 8 bits; float: in --dtype. Default: as the file is stored.",
+        rich_help_panel=_MODEL,
     ),
 ]
 Keep = Annotated[
     list[str],
     typer.Option(
-        help="With --weights: a role that stays in dtype, e.g. lm_head. May be repeated.",
+        help="With --weights q8_0: a role that stays in --dtype, e.g. lm_head. May be repeated.",
         rich_help_panel=_MODEL,
     ),
 ]
 KvDtype = Annotated[
-    str | None, typer.Option(help="Type of the KV cache; as dtype.", rich_help_panel=_MODEL)
+    str | None,
+    typer.Option(
+        help="Type of the KV cache: f32, f16 or bf16. Default: as --dtype.", rich_help_panel=_MODEL
+    ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(help="CPU threads; the usable cores.", rich_help_panel=_MODEL)
+    int | None,
+    typer.Option(
+        help="CPU threads. Default: the cores this process may use.", rich_help_panel=_MODEL
+    ),
 ]
 MaxContext = Annotated[
-    int | None, typer.Option(help="Most tokens of a sequence.", rich_help_panel=_MODEL)
+    int | None,
+    typer.Option(
+        help="Most tokens of a sequence, prompt and answer; there a text ends. Default: the "
+        "model's own limit, less where memory is short.",
+        rich_help_panel=_MODEL,
+    ),
 ]
-MaxBatch = Annotated[int, typer.Option(help="Sequences side by side.", rich_help_panel=_MODEL)]
+MaxBatch = Annotated[
+    int, typer.Option(help="Most sequences computed side by side.", rich_help_panel=_MODEL)
+]
 KvTokens = Annotated[
-    int | None, typer.Option(help="Tokens the KV cache holds in all.", rich_help_panel=_MODEL)
+    int | None,
+    typer.Option(
+        help="Tokens the KV cache holds in all. Default: --max-batch contexts, within 80 % of the "
+        "free memory.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 
 MaxNewTokens = Annotated[

@@ -245,7 +245,11 @@ class TransformersReference:
             folder, options = self._model.parent, {"gguf_file": self._model.name}
         try:
             oracle, report = self._transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=types[dtype], output_loading_info=True, local_files_only=True, **options
+                folder,
+                dtype=types[dtype],
+                output_loading_info=True,
+                local_files_only=True,
+                **options,
             )
         except Exception as error:
             raise CannotCompare(f"{self._model}: transformers cannot load it: {error}") from error

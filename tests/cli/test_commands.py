@@ -95,6 +95,8 @@ def test_the_conversation_command_answers_line_by_line_and_ends() -> None:
         (["generate", "demo", "x", "--device", "hip:x"], "device='hip:x'"),
         (["generate", "demo", "x", "--logit-bias", "a=b"], "--logit-bias 'a=b'"),
         (["generate", "demo", "x", "--system", "y"], "--system needs --chat"),
+        (["generate", "demo", "x", "--logprobs", "2"], "--logprobs needs --json"),
+        (["generate", "demo", "x", "--max-batch", "0"], "max_batch=0"),
         (["generate", "demo", "-f", "/nowhere/p.txt"], "/nowhere/p.txt: No such file"),
         (["generate", "demo", "x", "--no-such-option"], "--no-such-option"),
         (["generate", "demo"], "the prompt is empty"),

@@ -193,7 +193,9 @@ def test_residual_may_be_the_output(queue, arena, put, dtype, quantized, product
 
 
 @pytest.mark.parametrize("dtype, quantized", KINDS)
-def test_rows_past_active_are_neither_read_nor_written(queue, arena, put, product, dtype, quantized):
+def test_rows_past_active_are_neither_read_nor_written(
+    queue, arena, put, product, dtype, quantized
+):
     round_activations(queue, quantized)
     matrix = ops.pack_matrix(queue, arena, normal(1, 40, 70), dtype)
     x = normal(2, 9, 70)

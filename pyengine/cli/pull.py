@@ -24,7 +24,7 @@ def pull(
     Hugging Face hub in the hub's own cache.
     """
     with options.progress_bar(name) as progress:
-        path = fetch(name, progress)
+        path = fetch(name, progress, verify=True)
     print(
         json.dumps({"name": name, "path": str(path), "cache": str(cache_folder())})
         if as_json

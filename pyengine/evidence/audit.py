@@ -105,8 +105,14 @@ def _blas_entry(closed: list[str], problem: str) -> Entry:
 def _judge(path: Path, group: str) -> Entry:
     """One mapped file. What numpy brought is named, not judged: its calls are counted instead."""
     entry = Entry(path.name, str(path), group or _group(path), ())
-    if entry.group not in ("numpy", "Python"):
-        words = forbidden_words(f"{path.name}\0".encode() + _content(path, entry))
+    if entry.group == "Python":
+        return entry
+    words = forbidden_words(f"{path.name}\0".encode() + _content(path, entry))
+    if entry.group == "numpy":
+        # It also brings modules of Python and of the system; what names a BLAS stays its own.
+        if not words and not {"numpy", "numpy.libs"} & set(path.parts):
+            entry.group = _group(path)
+    else:
         entry.violations += [f"names {word}" for word in words]
     return entry
 

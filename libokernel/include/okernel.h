@@ -243,6 +243,12 @@ OK_API ok_status ok_kv_cache_bytes(ok_dtype dtype, int64_t blocks, int64_t kv_he
 OK_API ok_status ok_kv_append(ok_queue *queue, void *cache, ok_dtype dtype, int64_t blocks, const float *k,
                               const float *v, int64_t stride, const int32_t *slot, int64_t rows, int64_t kv_heads,
                               int64_t head_dim);
+/* ok_rope on the queries and keys of each row, then ok_kv_append of its keys and values, in one launch.
+ * qkv: f32, rows of `stride`: `heads` query heads, then kv_heads key heads, then kv_heads value heads. */
+OK_API ok_status ok_rope_append(ok_queue *queue, float *qkv, int64_t stride, const float *table, int64_t table_rows,
+                                const int32_t *table_row, void *cache, ok_dtype dtype, int64_t blocks,
+                                const int32_t *slot, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                                int64_t rotary_dim);
 /* Causal attention of ragged rows over a paged cache: any mix of prefill and decode rows in one call.
  * Row r belongs to sequence[r], whose blocks are block_table[sequence[r], :] (block_table: int32 (sequences,
  * blocks_per_sequence)), and stands at position[r]: it sees keys max(0, position - window + 1) .. position, window = 0

@@ -243,6 +243,24 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
     return OK_SUCCESS;
 }
 
+[[maybe_unused]] ok_status check_rope_append(const char *function, const ok_queue *queue, const float *qkv,
+                                             int64_t stride, const float *table, int64_t table_rows,
+                                             const int32_t *table_row, const void *cache, ok_dtype dtype,
+                                             int64_t blocks, const int32_t *slot, int64_t rows, int64_t heads,
+                                             int64_t kv_heads, int64_t head_dim, int64_t rotary_dim,
+                                             int64_t tile_elements) {
+    CHECK_POINTER(queue);
+    CHECK_POINTER(qkv);
+    CHECK_POINTER(cache);
+    CHECK_POINTER(slot);
+    if (ok_status status = check_kv_cache(function, dtype, blocks, kv_heads, head_dim, tile_elements)) return status;
+    CHECK(heads > 0 && heads % kv_heads == 0, "heads=%lld must be a positive multiple of kv_heads=%lld",
+          static_cast<long long>(heads), static_cast<long long>(kv_heads));
+    CHECK_STRIDE(stride, (heads + 2 * kv_heads) * head_dim, "(heads + 2 kv_heads) * head_dim");
+    return check_rope(function, queue, qkv, stride, table, table_rows, table_row, rows, heads + kv_heads, head_dim,
+                      rotary_dim);
+}
+
 [[maybe_unused]] ok_status check_attention(const char *function, const ok_queue *queue, const float *y, const float *q,
                                            int64_t q_stride, const void *cache, ok_dtype dtype, int64_t blocks,
                                            const int32_t *block_table, int64_t sequences, int64_t blocks_per_sequence,

@@ -46,7 +46,7 @@ class StepBuffers(Protocol):
 
 @dataclass(frozen=True)
 class _Views:
-    """Buffers of one step, cut to its rows; q, k, v and qk (q and k) are parts of qkv."""
+    """Buffers of one step, cut to its rows; q, k and v are parts of qkv."""
 
     ids: Buffer
     position: Buffer
@@ -59,7 +59,6 @@ class _Views:
     q: Buffer
     k: Buffer
     v: Buffer
-    qk: Buffer
     heads: Buffer
     gate_up: Buffer | None
     inner: Buffer
@@ -145,12 +144,12 @@ class Decoder:
             self._norm_heads(queue, at.q, layer, "q_norm", config.num_attention_heads)
             self._norm_heads(queue, at.k, layer, "k_norm", config.num_key_value_heads)
         if config.rope is not None and self._table is not None:
-            ops.rope(
-                queue, at.qk, self._table, at.rope_row,
-                heads=config.num_attention_heads + config.num_key_value_heads,
-                head_dim=config.head_dim, rotary_dim=config.rope.rotary_dim,
+            ops.rope_append(
+                queue, at.qkv, self._kv[index], at.slot, self._table, at.rope_row,
+                heads=config.num_attention_heads, rotary_dim=config.rope.rotary_dim,
             )  # fmt: skip
-        ops.kv_append(queue, self._kv[index], at.k, at.v, at.slot)
+        else:
+            ops.kv_append(queue, self._kv[index], at.k, at.v, at.slot)
         ops.attention_paged(
             queue, at.heads, at.q, self._kv[index], self._batch.block_table, at.sequence,
             at.position, heads=config.num_attention_heads, scale=config.attention_scales[index],
@@ -244,7 +243,6 @@ class Decoder:
                 q=qkv.columns(0, q),
                 k=qkv.columns(q, q + kv),
                 v=qkv.columns(q + kv, q + 2 * kv),
-                qk=qkv.columns(0, q + kv),
                 heads=cut["heads"],
                 gate_up=cut.get("gate_up"),
                 inner=cut["inner"],

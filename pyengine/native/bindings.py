@@ -290,6 +290,7 @@ class Functions:
     ok_count_nonfinite: Any
     ok_kv_cache_bytes: Any
     ok_kv_append: Any
+    ok_rope_append: Any
     ok_attention_paged: Any
     ok_attention_scratch_bytes: Any
     ok_sample: Any
@@ -356,6 +357,7 @@ def _prototypes() -> list[tuple[str, Any, tuple[str, ...], bool]]:
         ("ok_count_nonfinite", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64), ("queue", "count", "x", "active", "rows", "cols",), True),
         ("ok_kv_cache_bytes", CFUNCTYPE(c_int32, c_int32, c_int64, c_int64, c_int64, c_void_p), ("dtype", "blocks", "kv_heads", "head_dim", "host_bytes",), True),
         ("ok_kv_append", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int32, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64), ("queue", "cache", "dtype", "blocks", "k", "v", "stride", "slot", "rows", "kv_heads", "head_dim",), True),
+        ("ok_rope_append", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int32, c_int64, c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64), ("queue", "qkv", "stride", "table", "table_rows", "table_row", "cache", "dtype", "blocks", "slot", "rows", "heads", "kv_heads", "head_dim", "rotary_dim",), True),
         ("ok_attention_paged", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int32, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64, c_float), ("queue", "y", "q", "q_stride", "cache", "dtype", "blocks", "block_table", "sequences", "blocks_per_sequence", "sequence", "position", "slope", "rows", "heads", "kv_heads", "head_dim", "window", "scale",), True),
         ("ok_attention_scratch_bytes", CFUNCTYPE(c_int32, c_int64, c_int64, c_int64, c_int64, c_void_p), ("rows", "heads", "head_dim", "max_context", "host_bytes",), True),
         ("ok_sample", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64), ("queue", "ids", "logprobs", "logits", "floats", "ints", "counts", "bias", "active", "slots", "rows", "vocab",), True),

@@ -390,6 +390,36 @@ def kv_append(queue: Queue, cache: KVLayer, k: Buffer, v: Buffer, slot: Buffer) 
     )  # fmt: skip
 
 
+def rope_append(
+    queue: Queue,
+    qkv: Buffer,
+    cache: KVLayer,
+    slot: Buffer,
+    table: Buffer,
+    table_row: Buffer,
+    *,
+    heads: int,
+    rotary_dim: int,
+) -> None:
+    """rope on the queries and keys of qkv, then kv_append of its keys and values, in one launch.
+
+    qkv: F32 (rows, (heads + 2 kv_heads) * head_dim), strided; queries and keys are rotated in
+        place. The rest as rope and kv_append have it.
+    """
+    rows = qkv.shape[0]
+    _expect(
+        "rope_append", "qkv", qkv, DType.F32, None, (heads + 2 * cache.kv_heads) * cache.head_dim
+    )
+    _expect("rope_append", "slot", slot, DType.I32, rows)
+    _expect("rope_append", "table", table, DType.F32, None, rotary_dim)
+    _expect("rope_append", "table_row", table_row, DType.I32, rows)
+    queue.library.c.ok_rope_append(
+        queue.handle, qkv.ptr, qkv.stride, table.ptr, table.shape[0], table_row.ptr, cache.ptr,
+        cache.dtype, cache.blocks, slot.ptr, rows, heads, cache.kv_heads, cache.head_dim,
+        rotary_dim,
+    )  # fmt: skip
+
+
 def attention_paged(
     queue: Queue,
     y: Buffer,

@@ -414,8 +414,50 @@ def _attention(bench: Bench, dtype: DType, shape: Attention) -> list[Output]:
     return [Output(y, expected.reshape(q.shape), ON_GPU[dtype])]
 
 
+def _rope_append(bench: Bench, dtype: DType) -> list[Output]:
+    """Rotates and stores the rows of a fused projection, then attends with its queries."""
+    rows, heads, kv_heads, head_dim, rotary_dim = 5, 4, 2, 20, 12
+    fused, table = _normal(1, rows, (heads + 2 * kv_heads) * head_dim), reference.rope_table(9, 12)
+    table_row, slot = (
+        _integers(0, 8, 3, 9, -1),
+        _integers(*range(rows)),
+    )  # the last two: as they are
+    size = ops.kv_cache_bytes(bench.library, dtype, 1, kv_heads, head_dim)
+    cache = ops.kv_layer(bench.arena(size), dtype, 1, kv_heads, head_dim)
+    bench.own(cache.ptr, size)
+    bench.library.c.ok_fill(bench.queue.handle, cache.ptr, 0xFF, size)
+    qkv, y = bench.put(fused), bench.blank(rows, heads * head_dim)
+    given = bench.put(slot), bench.put(table), bench.put(table_row)
+    blocks, sequence = bench.put(_integers(0)[None]), bench.put(np.zeros(rows, np.int32))
+    position = bench.put(np.arange(rows, dtype=np.int32))
+
+    def append_and_attend() -> None:
+        ops.rope_append(bench.queue, qkv, cache, *given, heads=heads, rotary_dim=rotary_dim)
+        q = qkv.columns(0, heads * head_dim)
+        ops.attention_paged(
+            bench.queue, y, q, cache, blocks, sequence, position, heads=heads, scale=0.2
+        )
+
+    bench.run(append_and_attend)
+    split = (heads + kv_heads) * head_dim
+    rotated = reference.rope(fused[:, :split], table, table_row, heads + kv_heads, rotary_dim)
+    expected = np.hstack([rotated, fused[:, split:]])
+    parts = expected.reshape(rows, -1, head_dim)
+    kept = np.zeros((2, BLOCK, kv_heads, head_dim), np.float32)
+    kept[0, :rows] = reference.stored(parts[:, heads:-kv_heads].astype(np.float32), dtype)
+    kept[1, :rows] = reference.stored(parts[:, -kv_heads:].astype(np.float32), dtype)
+    attended = reference.attention_paged(
+        parts[:, :heads], kept[0], kept[1], _integers(0)[None], np.zeros(rows, np.int64),
+        np.arange(rows), scale=0.2, slope=None, window=0,
+    )  # fmt: skip
+    return [Output(qkv, expected, F32), Output(y, attended.reshape(rows, -1), ON_GPU[dtype])]
+
+
 def _register_attention() -> None:
     for dtype in FLOATS:
+        _case(f"rope_append-{dtype.name.lower()}")(
+            lambda bench, dtype=dtype: _rope_append(bench, dtype)
+        )
         for name, shape in ATTENTIONS.items():
 
             def attention(

@@ -7,7 +7,7 @@ import pytest
 
 from pyengine.errors import InvalidArgument
 from pyengine.native import Buffer, DType, ops
-from tests.reference import stored
+from tests.reference import rope_table, stored
 
 BLOCK = ops.KV_BLOCK_SIZE
 DTYPES = [DType.F32, DType.F16, DType.BF16]
@@ -62,6 +62,41 @@ def test_keys_and_values_may_be_columns_of_a_fused_projection(arena, queue, put)
     np.testing.assert_array_equal(
         memory_of(apart, arena).download(queue), memory_of(together, arena).download(queue)
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "heads, kv_heads, head_dim, rotary_dim",
+    [(1, 1, 2, 2), (4, 2, 20, 12), (6, 3, 33, 32), (2, 1, 160, 64)],
+)
+def test_rope_append_is_rope_and_then_append(
+    arena, queue, put, dtype, heads, kv_heads, head_dim, rotary_dim
+):
+    rng = np.random.default_rng(head_dim)
+    rows, q, kv = 40, heads * head_dim, kv_heads * head_dim
+    fused = rng.normal(size=(rows, q + 2 * kv)).astype(np.float32)
+    table = put(rope_table(50, rotary_dim))
+    at = rng.integers(-2, 52, rows).astype(np.int32)  # some outside the table
+    slot = rng.permutation(3 * BLOCK)[:rows].astype(np.int32)
+    slot[[3, 7]] = -1, 3 * BLOCK
+    given = put(slot), table, put(at)
+    results = []
+    for together in (False, True):
+        cache, qkv = ops.kv_layer(arena, dtype, 3, kv_heads, head_dim), put(fused)
+        memory = memory_of(cache, arena)
+        memory.upload(queue, np.zeros(memory.shape, np.int32))
+        if together:
+            ops.rope_append(queue, qkv, cache, *given, heads=heads, rotary_dim=rotary_dim)
+        else:
+            ops.rope(
+                queue, qkv.columns(0, q + kv), *given[1:], heads=heads + kv_heads,
+                head_dim=head_dim, rotary_dim=rotary_dim,
+            )  # fmt: skip
+            k, v = qkv.columns(q, q + kv), qkv.columns(q + kv, q + 2 * kv)
+            ops.kv_append(queue, cache, k, v, given[0])
+        results.append((qkv.download(queue), memory.download(queue)))
+    for apart, fused_result in zip(*results, strict=True):
+        np.testing.assert_array_equal(apart, fused_result)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -132,3 +167,33 @@ def test_wrong_arguments_are_refused(arena, queue, put, refused):
     queue.library.c.ok_kv_append(**(good | {"rows": 0}))
     with pytest.raises(InvalidArgument, match="blocks=-1"):
         ops.kv_cache_bytes(queue.library, DType.F16, -1, 2, 8)
+
+
+def test_wrong_arguments_of_rope_append_are_refused(arena, queue, put, refused):
+    cache = ops.kv_layer(arena, DType.F16, 2, 2, 8)
+    qkv, table = put(np.zeros((3, 64), np.float32)), put(np.zeros((4, 8), np.float32))
+    good = {
+        "queue": queue.handle, "qkv": qkv.ptr, "stride": 64, "table": table.ptr, "table_rows": 4,
+        "table_row": put(np.zeros(3, np.int32)).ptr, "cache": cache.ptr, "dtype": DType.F16,
+        "blocks": 2, "slot": put(np.zeros(3, np.int32)).ptr, "rows": 3, "heads": 4, "kv_heads": 2,
+        "head_dim": 8, "rotary_dim": 8,
+    }  # fmt: skip
+    refused(
+        queue.library.c.ok_rope_append,
+        good,
+        {
+            "queue is null": {"queue": 0},
+            "qkv is null": {"qkv": 0},
+            "table is null": {"table": 0},
+            "table_row is null": {"table_row": 0},
+            "cache is null": {"cache": 0},
+            "slot is null": {"slot": 0},
+            "dtype=3 must be f32, f16 or bf16": {"dtype": DType.Q8_0},
+            "rows=-1": {"rows": -1},
+            "heads=3 must be a positive multiple of kv_heads=2": {"heads": 3},
+            "head_dim=1025": {"head_dim": 1025},
+            "rotary_dim=10 must be even, >= 2 and <= head_dim=8": {"rotary_dim": 10},
+            "stride=63 must be >= (heads + 2 kv_heads) * head_dim = 64": {"stride": 63},
+        },
+    )
+    queue.library.c.ok_rope_append(**(good | {"rows": 0}))

@@ -1,6 +1,7 @@
 // kv_cache.cpp: the size of a paged cache of keys and values, and the op that stores rows in it.
 #include "kv_cache.h"
 
+#include "rope.h"
 #include "vector.h"
 
 namespace ok {
@@ -58,8 +59,17 @@ void run_append(const Args &args) {
         append<float>(args);
 }
 
-}  // namespace
+struct RopeAppendArgs {
+    RopeArgs rope;
+    Args append;
+};
 
+void run_rope_append(const RopeAppendArgs &args) {
+    run_rope(args.rope);
+    run_append(args.append);
+}
+
+}  // namespace
 }  // namespace ok
 
 ok_status ok_kv_cache_bytes(ok_dtype dtype, int64_t blocks, int64_t kv_heads, int64_t head_dim, uint64_t *host_bytes) {
@@ -79,4 +89,20 @@ ok_status ok_kv_append(ok_queue *queue, void *cache, ok_dtype dtype, int64_t blo
         return status;
     if (rows == 0) return OK_SUCCESS;
     return ok::submit(queue, ok::run_append, ok::Args{cache, k, v, slot, stride, rows, layout, dtype});
+}
+
+ok_status ok_rope_append(ok_queue *queue, float *qkv, int64_t stride, const float *table, int64_t table_rows,
+                         const int32_t *table_row, void *cache, ok_dtype dtype, int64_t blocks, const int32_t *slot,
+                         int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t rotary_dim) {
+    const ok::KVLayout layout = {blocks, kv_heads, head_dim};
+    if (ok_status status =
+            ok::check_rope_append(__func__, queue, qkv, stride, table, table_rows, table_row, cache, dtype, blocks,
+                                  slot, rows, heads, kv_heads, head_dim, rotary_dim, layout.tile_elements()))
+        return status;
+    if (rows == 0) return OK_SUCCESS;
+    const float *k = qkv + heads * head_dim, *v = k + kv_heads * head_dim;
+    return ok::submit(
+        queue, ok::run_rope_append,
+        ok::RopeAppendArgs{{qkv, stride, table, table_rows, table_row, rows, heads + kv_heads, head_dim, rotary_dim},
+                           {cache, k, v, slot, stride, rows, layout, dtype}});
 }

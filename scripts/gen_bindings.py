@@ -275,7 +275,7 @@ def render() -> str:
     text = strip_comments(HEADER.read_text())
     enums = parse_enums(text)
     functions = parse_functions(text)
-    enum_names = {"ok_dtype": "DType", "ok_status": "Status"}
+    enum_names = {"ok_dtype": "DType", "ok_norm": "NormKind", "ok_status": "Status"}
     enum_code = []
     for name, members in enums.items():
         title = enum_names.get(name, name.removeprefix("ok_").title())

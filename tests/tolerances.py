@@ -30,7 +30,7 @@ ON_CPU = {
     DType.F32: F32,
     DType.F16: F32,  # inputs stay f32 on the CPU
     DType.BF16: F32,  # likewise
-    DType.Q8_0: Tolerance(0, 1e-2, "activations rounded to 1/254 of the largest of 32"),
+    DType.Q8_0: Tolerance(0, 1e-4, "activations rounded to 1/65278 of the largest of 32"),
 }
 ON_GPU = {
     DType.F32: Tolerance(1e-5, 1e-5, "f32 throughout, split sums in an order of the card's own"),

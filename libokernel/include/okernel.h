@@ -56,6 +56,14 @@ typedef enum ok_activation {
     OK_RELU = 3
 } ok_activation;
 
+/* What ok_matmul_fused does to its input and its product. */
+typedef enum ok_norm { OK_NORM_NONE = 0, OK_NORM_RMS = 1, OK_NORM_LAYER = 2 } ok_norm;
+typedef enum ok_epilogue {
+    OK_EPILOGUE_NONE = 0,
+    OK_EPILOGUE_ACTIVATE = 1, /* ok_activate */
+    OK_EPILOGUE_GATED = 2     /* ok_activate_gated: the first half of the product is the gate */
+} ok_epilogue;
+
 /* How a program is replayed: a loop over its launches in C, or a captured device graph. */
 typedef enum ok_replay { OK_REPLAY_LOOP = 0, OK_REPLAY_GRAPH = 1 } ok_replay;
 
@@ -193,6 +201,16 @@ OK_API ok_status ok_matmul_scratch_bytes(ok_dtype dtype, int64_t rows, int64_t o
  * per row and 32 values, and multiplied as integers, exactly; 0: kept in f32, which is slower. GPU builds keep f32:
  * OK_ERR_UNSUPPORTED for 1. A property of the queue, read when an operation is queued. */
 OK_API ok_status ok_queue_set_quantized_activations(ok_queue *queue, int32_t on);
+
+/* The norm before a matmul and the activation after it: y = epilogue(norm(x) W^T + bias), in one launch for few rows on
+ * a GPU, else as the single operations would.
+ * x: f32 (rows, in). norm_weight, norm_bias: f32 (in), as ok_rms_norm and ok_layer_norm have them; null without a norm.
+ * y: f32 (rows, out); gated: (rows, out / 2). normed: f32 (rows, in), product: f32 (rows, out): room for what lies
+ * between, written or not; null where there is no norm, or the epilogue is not gated. None of these may overlap. */
+OK_API ok_status ok_matmul_fused(ok_queue *queue, float *y, const float *x, ok_norm norm, const float *norm_weight,
+                                 const float *norm_bias, float eps, float *normed, const void *weight, ok_dtype dtype,
+                                 const float *bias, ok_epilogue epilogue, ok_activation activation, float *product,
+                                 int64_t rows, int64_t out, int64_t in);
 
 /* y[r, :] = table[ids[r], :] (+ residual[r, :]). table: packed (vocab, cols). An id outside [0, vocab) gives a row of
  * zeros (+ residual). residual: f32 (rows, cols), may alias y or be null. */

@@ -191,6 +191,29 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
     return OK_SUCCESS;
 }
 
+[[maybe_unused]] ok_status check_matmul_fused(const char *function, const ok_queue *queue, const float *y,
+                                              const float *x, ok_norm norm, const float *norm_weight, float eps,
+                                              const float *normed, const void *weight, ok_dtype dtype,
+                                              ok_epilogue epilogue, ok_activation activation, const float *product,
+                                              int64_t rows, int64_t out, int64_t in) {
+    CHECK(norm >= OK_NORM_NONE && norm <= OK_NORM_LAYER, "norm=%d must be between 0 and 2", static_cast<int>(norm));
+    CHECK(epilogue >= OK_EPILOGUE_NONE && epilogue <= OK_EPILOGUE_GATED, "epilogue=%d must be between 0 and 2",
+          static_cast<int>(epilogue));
+    if (ok_status status = check_matmul(function, queue, y, x, weight, dtype, rows, out, in)) return status;
+    if (norm != OK_NORM_NONE) {
+        if (rows > 0) CHECK_POINTER(normed);
+        if (ok_status status = check_norm(function, queue, y, in, x, in, norm_weight, nullptr, 0, rows, 1, in, eps))
+            return status;
+    }
+    if (epilogue == OK_EPILOGUE_NONE) return OK_SUCCESS;
+    CHECK(activation >= OK_SILU && activation <= OK_RELU, "activation=%d must be between 0 and 3",
+          static_cast<int>(activation));
+    if (epilogue == OK_EPILOGUE_ACTIVATE) return OK_SUCCESS;
+    CHECK(out % 2 == 0, "out=%lld must be even: a gate and what it gates", static_cast<long long>(out));
+    if (rows > 0) CHECK_POINTER(product);
+    return OK_SUCCESS;
+}
+
 [[maybe_unused]] ok_status check_gather_rows(const char *function, const ok_queue *queue, const float *y,
                                              const float *x, const int32_t *index, int64_t rows, int64_t x_rows,
                                              int64_t cols) {

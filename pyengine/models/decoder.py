@@ -11,7 +11,7 @@ from pyengine.models.loading import Block, Weights
 from pyengine.models.memory import activation_shapes, rope_table_shape
 from pyengine.models.positions import RopeConfig, alibi_slopes, rope_rows
 from pyengine.models.spec import DecoderSpec
-from pyengine.native import Arena, Buffer, DType, Queue, ops
+from pyengine.native import Arena, Buffer, DType, NormKind, Queue, ops
 
 Check = Callable[[str, Buffer], None]
 _TABLE_SLICE = 4096  # positions of the rotary table made at once
@@ -136,10 +136,11 @@ class Decoder:
     def _attention(self, queue: Queue, at: _Views, layer: Block, index: int) -> None:
         """Projections of the normed stream, positions, cache, attention; added to the stream."""
         config = self.config
-        source = at.stream
-        if self.spec.norm_placement == "pre":
-            source = self._norm(queue, at.normed, at.stream, layer, "attn_norm")
-        self._linear(queue, at.qkv, source, layer, "qkv")
+        source, norm = self._input(queue, at, layer, "attn_norm")
+        ops.matmul_fused(
+            queue, at.qkv, source, layer.matrices["qkv"], layer.vectors.get("qkv.bias"),
+            norm=norm, normed=at.normed if norm else None,
+        )  # fmt: skip
         if self.spec.qk_norm:
             self._norm_heads(queue, at.q, layer, "q_norm", config.num_attention_heads)
             self._norm_heads(queue, at.k, layer, "k_norm", config.num_key_value_heads)
@@ -159,17 +160,13 @@ class Decoder:
 
     def _mlp(self, queue: Queue, at: _Views, layer: Block) -> None:
         """The MLP of the (normed) stream, added to the stream."""
-        source = at.stream
-        if self.spec.parallel_residual:
-            source = at.normed  # still attention's input
-        elif self.spec.norm_placement == "pre":
-            source = self._norm(queue, at.normed, at.stream, layer, "mlp_norm")
-        if at.gate_up is not None:
-            self._linear(queue, at.gate_up, source, layer, "gate_up")
-            ops.activate_gated(queue, at.inner, at.gate_up, self.config.activation)
-        else:
-            self._linear(queue, at.inner, source, layer, "up")
-            ops.activate(queue, at.inner, at.inner, self.config.activation)
+        source, norm = self._input(queue, at, layer, "mlp_norm")
+        role = "up" if at.gate_up is None else "gate_up"
+        ops.matmul_fused(
+            queue, at.inner, source, layer.matrices[role], layer.vectors.get(f"{role}.bias"),
+            norm=norm, normed=at.normed if norm else None,
+            activation=self.config.activation, product=at.gate_up,
+        )  # fmt: skip
         self._add_sublayer(queue, at, at.inner, layer, "down", "mlp_norm")
 
     def _head(self, queue: Queue, at: _Views) -> None:
@@ -181,19 +178,31 @@ class Decoder:
 
     # ---- their parts ---------------------------------------------------------------------------
 
-    def _linear(self, queue: Queue, y: Buffer, x: Buffer, block: Block, role: str) -> None:
-        ops.matmul(queue, y, x, block.matrices[role], block.vectors.get(f"{role}.bias"))
+    def _input(
+        self, queue: Queue, at: _Views, layer: Block, role: str
+    ) -> tuple[Buffer, ops.Norm | None]:
+        """What a sublayer's first projection reads, and the norm that it takes on the way."""
+        spec = self.spec
+        if spec.norm_placement == "post":
+            return at.stream, None
+        if spec.parallel_residual and role == "mlp_norm":
+            return at.normed, None  # still attention's input
+        if spec.parallel_residual or spec.residual_from_norm:  # wanted again
+            return self._norm(queue, at.normed, at.stream, layer, role), None
+        kind = NormKind.RMS if spec.norm == "rms" else NormKind.LAYER
+        bias = layer.vectors.get(f"{role}.bias")
+        return at.stream, ops.Norm(kind, layer.vectors[role], bias, self.config.norm_eps)
 
     def _add_sublayer(
         self, queue: Queue, at: _Views, x: Buffer, layer: Block, role: str, norm: str
     ) -> None:
         """The sublayer's last projection, normed where norms come after, added to the residual."""
+        bias = layer.vectors.get(f"{role}.bias")
         if self.spec.norm_placement == "post":
-            self._linear(queue, at.normed, x, layer, role)
+            ops.matmul(queue, at.normed, x, layer.matrices[role], bias)
             self._norm(queue, at.stream, at.normed, layer, norm, residual=at.stream)
             return
         residual = at.normed if self.spec.residual_from_norm else at.stream
-        bias = layer.vectors.get(f"{role}.bias")
         ops.matmul(queue, at.stream, x, layer.matrices[role], bias, residual)
 
     def _norm(

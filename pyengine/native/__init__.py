@@ -1,7 +1,7 @@
 """The floor that knows C: bindings, libraries and devices, memory, and one function a kernel."""
 
 from pyengine.native import ops
-from pyengine.native.bindings import Activation, DType, Memory, Replay
+from pyengine.native.bindings import Activation, DType, Memory, NormKind, Replay
 from pyengine.native.interop import DeviceArray, stream_handle
 from pyengine.native.library import Device, Library, choose_device, library_path, load_library
 from pyengine.native.memory import Arena, Buffer, Program, Queue, Stopwatch
@@ -15,6 +15,7 @@ __all__ = [
     "DeviceArray",
     "Library",
     "Memory",
+    "NormKind",
     "Program",
     "Queue",
     "Replay",

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyengine.errors import InvalidArgument
-from pyengine.native.bindings import Activation, Constant, DType, address, uint64_cell
+from pyengine.native.bindings import (
+    Activation,
+    Constant,
+    DType,
+    Epilogue,
+    NormKind,
+    address,
+    uint64_cell,
+)
 from pyengine.native.library import Library
 from pyengine.native.memory import Arena, Array, Buffer, Queue, data_address, row_bytes
 
@@ -204,6 +212,61 @@ def matmul(
         _optional("matmul", "bias", bias, DType.F32, weight.out),
         _optional("matmul", "residual", residual, DType.F32, rows, weight.out),
         _optional("matmul", "active", active, DType.I32, 1),
+        rows, weight.out, weight.inner,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm of whole rows: weight, and for LayerNorm bias, F32 (cols)."""
+
+    kind: NormKind
+    weight: Buffer
+    bias: Buffer | None
+    eps: float
+
+
+def matmul_fused(
+    queue: Queue,
+    y: Buffer,
+    x: Buffer,
+    weight: Matrix,
+    bias: Buffer | None = None,
+    *,
+    norm: Norm | None = None,
+    normed: Buffer | None = None,
+    activation: Activation | None = None,
+    product: Buffer | None = None,
+) -> None:
+    """y = activation(norm(x) weight^T (+ bias)), in one launch where the build can.
+
+    Args:
+        y: (rows, out); with a product: (rows, out / 2), as activate_gated has it.
+        norm: of x (rows, inner), which is plain without one.
+        normed: room for (rows, inner), with a norm.
+        activation: None: none.
+        product: room for (rows, out): the activation is gated.
+    """
+    rows, gated = x.shape[0], product is not None
+    _expect("matmul_fused", "x", x, DType.F32, None, weight.inner)
+    _expect("matmul_fused", "y", y, DType.F32, rows, weight.out // 2 if gated else weight.out)
+    _require(x.contiguous and y.contiguous, "matmul_fused", "x and y must be contiguous")
+    kind, eps, norm_weight, norm_bias = NormKind.NONE, 0.0, None, None
+    if norm is not None:
+        kind, eps, norm_weight, norm_bias = norm.kind, norm.eps, norm.weight, norm.bias
+    epilogue = Epilogue.NONE
+    if activation is not None:
+        epilogue = Epilogue.GATED if gated else Epilogue.ACTIVATE
+    queue.library.c.ok_matmul_fused(
+        queue.handle, y.ptr, x.ptr, kind,
+        _optional("matmul_fused", "norm.weight", norm_weight, DType.F32, weight.inner),
+        _optional("matmul_fused", "norm.bias", norm_bias, DType.F32, weight.inner),
+        eps,
+        _optional("matmul_fused", "normed", normed, DType.F32, rows, weight.inner),
+        weight.ptr, weight.dtype,
+        _optional("matmul_fused", "bias", bias, DType.F32, weight.out),
+        epilogue, Activation.SILU if activation is None else activation,
+        _optional("matmul_fused", "product", product, DType.F32, rows, weight.out),
         rows, weight.out, weight.inner,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@
 
 #include "checks.h"
 #include "matmul_tile.h"
+#include "separate.h"
 
 const ok::MatmulPath ok::matmul_path_portable = kMatmulPath;
 
@@ -136,4 +137,16 @@ ok_status ok_matmul_scratch_bytes(ok_dtype dtype, int64_t rows, int64_t out, int
     const uint64_t as_int16 = scratch_bytes(kind_of(dtype, true), rows, in);
     *host_bytes = in_f32 > as_int16 ? in_f32 : as_int16;
     return OK_SUCCESS;
+}
+
+ok_status ok_matmul_fused(ok_queue *queue, float *y, const float *x, ok_norm norm, const float *norm_weight,
+                          const float *norm_bias, float eps, float *normed, const void *weight, ok_dtype dtype,
+                          const float *bias, ok_epilogue epilogue, ok_activation activation, float *product,
+                          int64_t rows, int64_t out, int64_t in) {
+    if (ok_status status = ok::check_matmul_fused(__func__, queue, y, x, norm, norm_weight, eps, normed, weight, dtype,
+                                                  epilogue, activation, product, rows, out, in))
+        return status;
+    if (rows == 0) return OK_SUCCESS;
+    return ok::matmul_separately(queue, y, x, norm, norm_weight, norm_bias, eps, normed, weight, dtype, bias, epilogue,
+                                 activation, product, rows, out, in);
 }

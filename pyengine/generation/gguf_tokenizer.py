@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from pyengine.errors import ConfigError, UnsupportedModelError
 from pyengine.generation.tokenizer import Tokenizer, set_added_ends
-from pyengine.models.gguf import end_token_ids
+from pyengine.models.gguf_config import end_token_ids
 from pyengine.models.gguf_header import read_header
 
 CONTROL, USER_DEFINED, _UNKNOWN = 3, 4, 2  # tokenizer.ggml.token_type

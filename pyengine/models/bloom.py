@@ -1,6 +1,6 @@
 """Bloom. Source: transformers 5.24 models/bloom/modeling_bloom.py; ALiBi: arXiv:2108.12409."""
 
-from pyengine.models.spec import DecoderSpec, Values, constant, eps, flag, layers, size
+from pyengine.models.spec import DecoderSpec, GGUFForm, Values, constant, eps, flag, layers, size
 
 _LAYER = "transformer.h.{i}."
 
@@ -56,4 +56,5 @@ SPEC = DecoderSpec(
     embed_norm=True,
     decide=lambda c: {"residual_from_norm": c["apply_residual_connection_post_layernorm"]},
     refuse=_refuse,
+    gguf=GGUFForm(),  # a residual taken from the norm has no key
 )

@@ -152,7 +152,7 @@ def load_config(path: str | os.PathLike[str]) -> tuple[ModelConfig, DecoderSpec]
     folder = Path(path)
     if folder.suffix == ".gguf":
         with open_checkpoint(folder) as checkpoint:
-            return parse_config(checkpoint.config, str(folder))
+            return parse_config(checkpoint.config, str(folder), turned=True)
     file = folder / "config.json"
     generation_file = folder / "generation_config.json"
     generation = read_json(generation_file) if os.path.lexists(generation_file) else {}
@@ -160,14 +160,21 @@ def load_config(path: str | os.PathLike[str]) -> tuple[ModelConfig, DecoderSpec]
 
 
 def parse_config(
-    raw: Mapping[str, Any], source: str, generation: Mapping[str, Any] | None = None
+    raw: Mapping[str, Any],
+    source: str,
+    generation: Mapping[str, Any] | None = None,
+    *,
+    turned: bool = False,
 ) -> tuple[ModelConfig, DecoderSpec]:
-    """What load_config returns, from a parsed config.json (`source` names it in messages)."""
+    """What load_config returns, from a parsed config.json (`source` names it in messages).
+
+    turned: matrices lie (out, in) even if the family's own files have them (in, out), as in GGUF.
+    """
     model_type = raw.get("model_type")
     if not isinstance(model_type, str):
         raise ConfigError(f"{source}: model_type is missing")
     spec = family_spec(model_type)
-    if raw.get("quantization_config") == Q8_0_DIRECTORY:
+    if turned or raw.get("quantization_config") == Q8_0_DIRECTORY:
         spec = replace(spec, linear="out_in")
     values = _read_values(raw, spec, source)
     _refuse(raw, spec, source)

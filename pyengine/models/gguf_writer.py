@@ -7,7 +7,8 @@ What GGUF cannot say of a model is refused: the file is read back, and must say 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
+from itertools import groupby
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,19 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
 from pyengine.errors import UnsupportedModelError
 from pyengine.models.checkpoint import Checkpoint, open_checkpoint
 from pyengine.models.config import ModelConfig, parse_config
-from pyengine.models.gguf import ARCHITECTURES, ROPE_FACTORS, gguf_name, interleaved_row
+from pyengine.models.gguf_config import KEYS, epsilon_key, gguf_families
+from pyengine.models.gguf_tensors import (
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    file_rows,
+    is_stacked,
+    stored_names,
+)
 from pyengine.models.loading import widen
 from pyengine.models.positions import frequencies
 from pyengine.models.quantized_tensors import Meter, Progress, Quantizer, Target
+from pyengine.models.spec import DecoderSpec, GGUFForm
 from pyengine.models.weights import plan_weights
 
 Array = np.ndarray[Any, Any]
@@ -33,13 +43,41 @@ _NOT_COPIED = (
     "split.no", "split.count", "split.tensors.count",
 )  # fmt: skip
 # Facts that every file states in its own words.
-_NOT_COMPARED = ("source", "ignored_fields", "bos_token_id", "eos_token_ids", "pad_token_id")
+_NOT_COMPARED = (
+    "source", "ignored_fields", "bos_token_id", "eos_token_ids", "pad_token_id",
+    "hidden_act",  # words of config.json; `activation` is what they mean
+    "linear",  # (out, in) in every GGUF file
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor of the file: one target, or the norms of a layer's heads, stacked.
+
+    Attributes:
+        name: GGUF's.
+        role: ours.
+        targets: what it is made of, in order.
+        shape: outermost axis first.
+    """
+
+    name: str
+    role: str
+    targets: tuple[Target, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def kind(self) -> str:
+        """Its ggml type: other engines want vectors, stacked ones and positions in f32."""
+        small = len(self.targets[0].shape) == 1 or self.role == "position_embed"
+        return "F32" if small else self.targets[0].kind
 
 
 def write_gguf(
     file: Path,
     checkpoint: Checkpoint,
     config: ModelConfig,
+    spec: DecoderSpec,
     targets: Sequence[Target],
     metadata: Metadata,
     progress: Progress | None = None,
@@ -47,48 +85,76 @@ def write_gguf(
     """Writes a GGUF file whose matrices are q8_0, and reads back what it says of the model.
 
     Args:
+        config, spec: of the model, resolved.
         targets: of targets_of with whole_blocks.
         metadata: the vocabulary's keys; of a GGUF source, all its keys.
 
     Raises:
         UnsupportedModelError: GGUF has no form for this model, or says something else of it.
     """
-    architecture = config.model_type
-    if architecture not in ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: model_type {architecture!r} cannot be written as GGUF; "
-            f"{' and '.join(ARCHITECTURES)} can"
-        )
-    writer = GGUFWriter(file, architecture)
-    keys = {**_hyperparameters(config, checkpoint.path.name), **metadata}
+    form = _form(checkpoint.path, config, spec)
+    writer = GGUFWriter(file, config.model_type)
+    keys = {**_hyperparameters(config, spec, form, checkpoint.path.name), **metadata}
     for key, value in keys.items():
         if key not in _NOT_COPIED:
             _add(writer, key, value)
     writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)
     writer.add_quantization_version(2)
-    factors = _rope_factors(config)
-    if factors is not None:
-        _announce(writer, ROPE_FACTORS, factors.shape, "F32")
-    for target in targets:
-        _announce(writer, gguf_name(target.name), target.shape, _stored_as(target))
+    divisors, tensors = _rope_divisors(config), _stored_tensors(config, spec, targets)
+    for name, values in divisors.items():
+        _announce(writer, name, values.shape, "F32")
+    for tensor in tensors:
+        _announce(writer, tensor.name, tensor.shape, tensor.kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    if factors is not None:
-        writer.write_tensor_data(factors)
+    for values in divisors.values():
+        writer.write_tensor_data(values)
     meter = Meter(targets, progress)
     with Quantizer(checkpoint, targets) as reader:
-        for target in targets:
-            rows = _in_file_order(np.concatenate(list(reader.slices(target))), target, config)
-            writer.write_tensor_data(widen(rows) if len(target.shape) == 1 else rows)
-            meter.add(target.nbytes)
+        for tensor in tensors:
+            rows = np.concatenate([part for t in tensor.targets for part in reader.slices(t)])
+            rows = _in_file_order(rows, tensor, config, spec)
+            unlike = tensor.kind != tensor.targets[0].kind
+            writer.write_tensor_data(widen(rows) if unlike else rows)
+            meter.add(sum(target.nbytes for target in tensor.targets))
     writer.close()
-    _check_says_the_same(file, config)
+    _check_says_the_same(file, config, spec)
 
 
-def _stored_as(target: Target) -> str:
-    """ggml type of a tensor: other engines want vectors in f32."""
-    return "F32" if len(target.shape) == 1 else target.kind
+def _form(path: Path, config: ModelConfig, spec: DecoderSpec) -> GGUFForm:
+    """The family's form. Raises where it, or llama.cpp's loader, has no place for this model."""
+    form = spec.gguf
+    if form is None:
+        *others, last = gguf_families()
+        raise UnsupportedModelError(
+            f"{path}: model_type {config.model_type!r} cannot be written as GGUF; "
+            f"{', '.join(others)} and {last} can"
+        )
+    rope_type = config.rope.rope_type if config.rope else "default"
+    reason = None
+    if rope_type not in form.rope_types:
+        reason = f"rope_type {rope_type!r}"
+    elif config.tie_word_embeddings and not form.tied_head:
+        reason = "a tied head"
+    elif config.q_width != config.hidden_size and not form.any_head_dim:
+        reason = f"{config.num_attention_heads} heads of {config.head_dim} in {config.hidden_size}"
+    if reason:
+        raise UnsupportedModelError(f"{path}: {config.model_type} in GGUF has no form for {reason}")
+    return form
+
+
+def _stored_tensors(
+    config: ModelConfig, spec: DecoderSpec, targets: Sequence[Target]
+) -> list[_Stored]:
+    names, found = stored_names(spec, config), []
+    for (role, name), group in groupby(targets, key=lambda target: names[target.name]):
+        parts = tuple(group)
+        shape = parts[0].shape
+        if is_stacked(spec, role):
+            shape = (len(parts), *shape)
+        found.append(_Stored(name, role, parts, shape))
+    return found
 
 
 def _announce(writer: GGUFWriter, name: str, shape: tuple[int, ...], kind: str) -> None:
@@ -111,64 +177,81 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
     writer.add_key_value(key, value, kind)
 
 
-def _hyperparameters(config: ModelConfig, name: str) -> dict[str, Any]:
+def _hyperparameters(
+    config: ModelConfig, spec: DecoderSpec, form: GGUFForm, name: str
+) -> dict[str, Any]:
     """Keys of the architectures that are written (gguf.constants.Keys)."""
-    facts: dict[str, Any] = {
+    facts: dict[str, Any] = {key: getattr(config, ours) for key, ours in KEYS.items()}
+    facts |= {
         "vocab_size": config.vocab_size,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        epsilon_key(spec.norm): config.norm_eps,
+        **form.write(config, spec),
     }
     rope = config.rope
     if rope is not None:
         facts |= {"rope.dimension_count": rope.rotary_dim, "rope.freq_base": rope.rope_theta}
         if rope.rope_type in ("linear", "yarn"):
             facts |= {"rope.scaling.type": rope.rope_type, "rope.scaling.factor": rope.factor}
-        if rope.rope_type == "yarn":
+        if rope.rope_type in ("yarn", "longrope"):
             facts["rope.scaling.original_context_length"] = rope.original_max_position_embeddings
+        if rope.rope_type == "yarn":
             facts["rope.scaling.yarn_beta_fast"] = rope.beta_fast
             facts["rope.scaling.yarn_beta_slow"] = rope.beta_slow
+        if rope.rope_type == "longrope":  # a type in words would be applied on top of the divisors
+            facts["rope.scaling.attn_factor"] = rope.attention_factor
     keys = {f"{config.model_type}.{key}": value for key, value in facts.items()}
     return {"general.name": name, **keys}
 
 
-def _rope_factors(config: ModelConfig) -> Array | None:
-    """llama3's rope scaling as GGUF has it: what each frequency is divided by, f32."""
+def _rope_divisors(config: ModelConfig) -> dict[str, Array]:
+    """llama3's and longrope's scaling as GGUF has them: what each frequency is divided by, f32."""
     rope = config.rope
-    if rope is None or rope.rope_type != "llama3":
-        return None
-    exponent = np.arange(0, rope.rotary_dim, 2) / rope.rotary_dim
-    return np.asarray(rope.rope_theta**-exponent / frequencies(rope), np.float32)
+    if rope is not None and rope.rope_type == "llama3":
+        exponent = np.arange(0, rope.rotary_dim, 2) / rope.rotary_dim
+        return {
+            ROPE_FACTORS: np.asarray(rope.rope_theta**-exponent / frequencies(rope), np.float32)
+        }
+    if rope is not None and rope.rope_type == "longrope":
+        return {
+            LONG_FACTORS: np.array(rope.long_factor, np.float32),
+            SHORT_FACTORS: np.array(rope.short_factor, np.float32),
+        }
+    return {}
 
 
-def _in_file_order(rows: Array, target: Target, config: ModelConfig) -> Array:
-    """Rows of q and k of a Llama lie in pairs."""
-    module = target.name.split(".")[-2]
-    if config.model_type != "llama" or module not in ("q_proj", "k_proj"):
+def _in_file_order(rows: Array, tensor: _Stored, config: ModelConfig, spec: DecoderSpec) -> Array:
+    """Rows as llama.cpp's conversion lays them."""
+    plain = np.arange(len(rows))
+    places = file_rows(spec, tensor.role, plain, config.num_attention_heads, config.head_dim)
+    if np.array_equal(places, plain):
         return rows
     ordered = np.empty_like(rows)
-    ordered[interleaved_row(np.arange(len(rows)), config.head_dim)] = rows
+    ordered[places] = rows
     return ordered
 
 
-def _check_says_the_same(file: Path, config: ModelConfig) -> None:
+def _check_says_the_same(file: Path, config: ModelConfig, spec: DecoderSpec) -> None:
     """Reads the file's hyperparameters and tensor table back and compares them with the model's."""
     with open_checkpoint(file) as checkpoint:
-        found, spec = parse_config(checkpoint.config, str(file))
-        plan_weights(spec, found, checkpoint)
-    for name, value in _in_f32(asdict(config)).items():
-        other = _in_f32(asdict(found))[name]
-        if name not in _NOT_COMPARED and value != other:
-            raise UnsupportedModelError(
-                f"{config.source}: {name}={value!r} cannot be said in GGUF, where it becomes "
-                f"{other!r}"
-            )
+        found, found_spec = parse_config(checkpoint.config, str(file), turned=True)
+        said, meant = _facts(found, found_spec), _facts(config, spec)
+        for name, value in meant.items():
+            if name not in _NOT_COMPARED and value != said[name]:
+                raise UnsupportedModelError(
+                    f"{config.source}: {name}={value!r} cannot be said in GGUF, where it becomes "
+                    f"{said[name]!r}"
+                )
+        plan_weights(found_spec, found, checkpoint)
+
+
+def _facts(config: ModelConfig, spec: DecoderSpec) -> dict[str, Any]:
+    """Everything that decides what a model computes: its numbers, and the traits of its spec."""
+    traits = {f.name: getattr(spec, f.name) for f in fields(spec)}
+    words = {name: v for name, v in traits.items() if isinstance(v, str | bool | None)}
+    return {**words, **_in_f32(asdict(config))}
 
 
 def _in_f32(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import math
 
-from pyengine.models.spec import DecoderSpec, Field, Values, eps, flag, layers, size
+from pyengine.models.spec import DecoderSpec, Field, GGUFForm, Values, eps, flag, layers, size
 
 _LAYER = "transformer.h.{i}."
 
@@ -52,4 +52,5 @@ SPEC = DecoderSpec(
     attn_out_bias=True,
     mlp_bias=True,
     attention_scale=_attention_scale,
+    gguf=GGUFForm(),
 )

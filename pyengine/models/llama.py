@@ -1,6 +1,6 @@
 """Llama and SmolLM2. Source: transformers 5.24 models/llama/modeling_llama.py."""
 
-from pyengine.models.spec import LLAMA_CONFIG, LLAMA_TENSORS, DecoderSpec, flag
+from pyengine.models.spec import LLAMA_CONFIG, LLAMA_TENSORS, DecoderSpec, GGUFForm, flag
 
 SPEC = DecoderSpec(
     model_type="llama",
@@ -13,4 +13,13 @@ SPEC = DecoderSpec(
         "attn_out_bias": c["attention_bias"],
         "mlp_bias": c["mlp_bias"],
     },
+    gguf=GGUFForm(
+        read=lambda _, roles: {
+            "attention_bias": "q.bias" in roles,
+            "mlp_bias": "up.bias" in roles,
+        },
+        rope_types=("default", "linear", "yarn", "llama3"),
+        paired_rows=True,
+        any_head_dim=True,
+    ),
 )

@@ -1,6 +1,6 @@
 """OLMo-2. Source: transformers 5.24 models/olmo2/modeling_olmo2.py; paper arXiv:2501.00656."""
 
-from pyengine.models.spec import LLAMA_CONFIG, LLAMA_TENSORS, DecoderSpec, eps, flag
+from pyengine.models.spec import LLAMA_CONFIG, LLAMA_TENSORS, DecoderSpec, GGUFForm, eps, flag
 
 _LAYER = "model.layers.{i}."
 
@@ -19,4 +19,5 @@ SPEC = DecoderSpec(
     norm_placement="post",
     qk_norm="full",
     decide=lambda c: {"qkv_bias": c["attention_bias"], "attn_out_bias": c["attention_bias"]},
+    gguf=GGUFForm(tied_head=False),  # nor biases
 )

@@ -1,6 +1,6 @@
 """Phi-3, Phi-3.5, Phi-4 and their mini versions. Source: transformers 5.24 models/phi3/."""
 
-from pyengine.models.spec import LLAMA_CONFIG, LLAMA_TENSORS, DecoderSpec, eps, size
+from pyengine.models.spec import LLAMA_CONFIG, LLAMA_TENSORS, DecoderSpec, GGUFForm, eps, size
 
 _LAYER = "model.layers.{i}."
 
@@ -22,4 +22,11 @@ SPEC = DecoderSpec(
     qkv="concat",
     gate_up="concat",
     windows=lambda c: (c["sliding_window"] or 0,) * c["num_hidden_layers"],
+    gguf=GGUFForm(
+        keys=frozenset({"attention.sliding_window"}),  # 0 in Phi-4, which has none
+        read=lambda facts, _: {"sliding_window": facts.get("attention.sliding_window") or None},
+        write=lambda config, _: {"attention.sliding_window": config.layer_windows[0]},
+        rope_types=("default", "longrope"),
+        space_before="every",
+    ),
 )

@@ -94,7 +94,7 @@ def quantize(
             keys = vocabulary or {}
             if isinstance(checkpoint, GGUFCheckpoint):
                 keys = checkpoint.header.metadata
-            write_gguf(part, checkpoint, config, targets, keys, progress)
+            write_gguf(part, checkpoint, config, spec, targets, keys, progress)
         else:
             part.mkdir()
             _write_directory(model, part, checkpoint, targets, progress)

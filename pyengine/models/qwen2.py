@@ -1,6 +1,15 @@
 """Qwen2 and Qwen2.5. Source: transformers 5.24 models/qwen2/{configuration,modeling}_qwen2.py."""
 
-from pyengine.models.spec import LLAMA_CONFIG, LLAMA_TENSORS, DecoderSpec, Field, Values, flag, size
+from pyengine.models.spec import (
+    LLAMA_CONFIG,
+    LLAMA_TENSORS,
+    DecoderSpec,
+    Field,
+    GGUFForm,
+    Values,
+    flag,
+    size,
+)
 
 
 def _windows(c: Values) -> tuple[int, ...]:
@@ -38,4 +47,5 @@ SPEC = DecoderSpec(
     qkv_bias=True,
     windows=_windows,
     refuse=_refuse,
+    gguf=GGUFForm(),  # windows by layer have no key
 )

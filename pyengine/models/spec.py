@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyengine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyengine.models.config import ModelConfig
 
 Values = Mapping[str, Any]
 REQUIRED = object()
@@ -87,6 +90,42 @@ def _inverse_root(values: Values, _: int) -> float:
     return 1.0 / math.sqrt(values["head_dim"])
 
 
+def _no_fields(_: Values, __: Collection[str]) -> Mapping[str, Any]:
+    return {}
+
+
+def _no_keys(_: ModelConfig, __: DecoderSpec) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class GGUFForm:
+    """What GGUF says of a family in its own way, as llama.cpp converts and loads it.
+
+    The architecture is our model_type; names and rows follow from the spec (gguf_tensors.py).
+
+    Attributes:
+        keys: hyperparameters that other families lack, after "<architecture>.".
+        read: config fields that hyperparameters and layer 0's roles ("q.bias") decide.
+        write: values of `keys`, given a config and its resolved spec.
+        rope_types: frequency rules that it can say.
+        paired_rows: rows of q and k lie in rotary pairs (LlamaModel.permute), not in halves.
+        tied_head: a head may be left out, to mean the embedding.
+        any_head_dim: heads need not make up hidden_size.
+        space_before: SentencePiece puts a space before the "first" text of a prompt, or before
+            "every" one that follows a special token.
+    """
+
+    keys: frozenset[str] = frozenset()
+    read: Callable[[Values, Collection[str]], Mapping[str, Any]] = _no_fields
+    write: Callable[[ModelConfig, DecoderSpec], Mapping[str, Any]] = _no_keys
+    rope_types: tuple[str, ...] = ("default", "linear", "yarn")
+    paired_rows: bool = False
+    tied_head: bool = True
+    any_head_dim: bool = False
+    space_before: Literal["first", "every"] = "first"
+
+
 @dataclass(frozen=True)
 class DecoderSpec:
     """A family, and after `resolve` one model of it: what the decoder and the loader go by.
@@ -119,6 +158,7 @@ class DecoderSpec:
         windows: keys each layer sees, own included, 0 = all.
         attention_scale: factor on q.k of layer i, given values and i.
         refuse: a sentence about a value that is not computed, or None.
+        gguf: its form in GGUF files; None: it has none.
     """
 
     model_type: str
@@ -153,6 +193,7 @@ class DecoderSpec:
     windows: Callable[[Values], tuple[int, ...]] = _no_windows
     attention_scale: Callable[[Values, int], float] = _inverse_root
     refuse: Callable[[Values], str | None] = _no_reason
+    gguf: GGUFForm | None = None
 
     def resolve(self, values: Values) -> DecoderSpec:
         """This spec with the traits that `values` decide."""

@@ -1,6 +1,15 @@
 """StableLM-2 (1.6B, 12B) and StableLM-3B-4E1T. Source: transformers 5.24 models/stablelm/."""
 
-from pyengine.models.spec import LLAMA_CONFIG, LLAMA_TENSORS, DecoderSpec, Values, eps, flag, size
+from pyengine.models.spec import (
+    LLAMA_CONFIG,
+    LLAMA_TENSORS,
+    DecoderSpec,
+    GGUFForm,
+    Values,
+    eps,
+    flag,
+    size,
+)
 
 _ATTENTION = "model.layers.{i}.self_attn."
 
@@ -39,4 +48,14 @@ SPEC = DecoderSpec(
         "parallel_residual": c["use_parallel_residual"],
     },
     refuse=_refuse,
+    gguf=GGUFForm(
+        keys=frozenset({"use_parallel_residual"}),  # converters say true of both kinds
+        read=lambda _, roles: {
+            "use_qkv_bias": "q.bias" in roles,
+            "qk_layernorm": "q_norm" in roles,
+            "use_parallel_residual": "mlp_norm" not in roles,
+        },
+        write=lambda _, spec: {"use_parallel_residual": spec.parallel_residual},
+        tied_head=False,
+    ),
 )

@@ -3,7 +3,7 @@
 A GGUF file has no tokenizer.json: it holds a vocabulary, merges or scores, and for byte-level BPE a
 word (tokenizer.ggml.pre) for how text is split before merging, which names the original's pipeline.
 Sources: llama.cpp's src/llama-vocab.cpp for the words, the tokenizer.json files of the models they
-stand for; Transformers 5.24 LlamaTokenizer for SentencePiece vocabularies.
+stand for; of Llama 2 and Phi-3 for SentencePiece vocabularies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyengine.generation.tokenizer import Tokenizer, set_added_ends
 from pyengine.models.gguf_config import end_token_ids
 from pyengine.models.gguf_header import read_header
 
-CONTROL, USER_DEFINED, _UNKNOWN = 3, 4, 2  # tokenizer.ggml.token_type
+CONTROL, USER_DEFINED, UNKNOWN = 3, 4, 2  # tokenizer.ggml.token_type
 _SPACE = "\u2581"
 
 _LLAMA3 = (
@@ -32,6 +32,7 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+BLOOM_SPLIT = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 _GPT2 = ""  # ByteLevel's own expression
 _DIGITS = "digits"  # the same after setting every digit apart
 
@@ -40,9 +41,12 @@ SPLITS = {
     **dict.fromkeys(("default", "gpt-2", "mpt", "olmo", "jais", "phi-2"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "dbrx"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN2),
     "tekken": _TEKKEN,
+    "bloom": BLOOM_SPLIT,
 }
+# Made by tiktoken or as by it, yet with merges and without BOS.
+_WITHOUT_BOS = ("dbrx",)
 
 
 def load_gguf_tokenizer(path: Path) -> Tokenizer | None:
@@ -68,12 +72,12 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer | None:
     if kind == "gpt2":
         backend, adds_bos = byte_level(path, facts, tokens)
     elif kind == "llama":
-        backend, adds_bos = _sentencepiece(path, facts, tokens, types), True
+        backend, adds_bos = sentencepiece(path, facts, tokens, types), True
     else:
         raise UnsupportedModelError(f"{path}: tokenizer.ggml.model {kind!r} is not supported")
 
     added = {  # (control, token)
-        True: [t for t, k in zip(tokens, types, strict=True) if k in (CONTROL, _UNKNOWN)],
+        True: [t for t, k in zip(tokens, types, strict=True) if k in (CONTROL, UNKNOWN)],
         False: [t for t, k in zip(tokens, types, strict=True) if k == USER_DEFINED],
     }
     backend.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in added[True]])
@@ -117,7 +121,7 @@ def byte_level(path: Path, facts: dict[str, Any], tokens: list[str]) -> tuple[Ba
     split = SPLITS[word]
     if "merges" not in facts:
         raise ConfigError(f"{path}: tokenizer.ggml.merges is missing")
-    from_tiktoken = split in (_LLAMA3, _TEKKEN)
+    from_tiktoken = split in (_LLAMA3, _TEKKEN) and word not in _WITHOUT_BOS
     merges = [_pair(path, merge) for merge in facts["merges"]]
     backend = _bpe(path, _vocabulary(tokens), merges, ignore_merges=from_tiktoken)
     own_split = split in (_GPT2, _DIGITS)
@@ -138,10 +142,14 @@ def byte_level(path: Path, facts: dict[str, Any], tokens: list[str]) -> tuple[Ba
     return backend, from_tiktoken
 
 
-def _sentencepiece(
+def sentencepiece(
     path: Path, facts: dict[str, Any], tokens: list[str], types: list[int]
 ) -> Backend:
-    """SentencePiece's BPE: merges are the splits of each token, the best-scored token first."""
+    """SentencePiece's BPE: merges are the splits of each token, the best-scored token first.
+
+    Like SentencePiece, and llama.cpp, it puts a space before every text, one that begins with a
+    space or follows a special token too.
+    """
     vocabulary = _vocabulary(tokens)
     scores = facts.get("scores", [])
     if len(scores) != len(tokens):
@@ -150,11 +158,12 @@ def _sentencepiece(
         merges = [_pair(path, merge) for merge in facts["merges"]]
     else:
         merges = _merges_from_scores(vocabulary, scores)
-    unknown = next((t for t, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
+    unknown = next((t for t, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
     backend = _bpe(path, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     prefix = facts.get("add_space_prefix", True)
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(
-        replacement=_SPACE, prepend_scheme="first" if prefix else "never", split=False
+    spaces = normalizers.Replace(" ", _SPACE)
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(_SPACE), spaces] if prefix else [spaces]
     )
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)

@@ -1,8 +1,11 @@
-"""The vocabulary keys of a GGUF file, from the tokenizer.json of a directory: byte-level BPE.
+"""The vocabulary keys of a GGUF file, from the tokenizer.json of a directory.
 
-How text is split before merging has only a word in GGUF (tokenizer.ggml.pre). A tokenizer is
-written under a word that gguf_tokenizer.py turns back into the same pipeline; where there is none,
-the caller has to name the nearest.
+Byte-level BPE: how text is split before merging has only a word in GGUF (tokenizer.ggml.pre). A
+tokenizer is written under a word that gguf_tokenizer.py turns back into the same pipeline; where
+there is none, the caller has to name the nearest.
+
+SentencePiece's BPE: other engines merge by score, so the first merge that makes a token gives it
+one. The merges are written too, and read here, for a token that could be made in several ways.
 """
 
 from __future__ import annotations
@@ -12,13 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.errors import RequestError, UnsupportedModelError
-from pyengine.generation.gguf_tokenizer import CONTROL, SPLITS, USER_DEFINED, byte_level
+from pyengine.generation.gguf_tokenizer import (
+    BLOOM_SPLIT,
+    CONTROL,
+    SPLITS,
+    UNKNOWN,
+    USER_DEFINED,
+    byte_level,
+    sentencepiece,
+)
 from pyengine.generation.tokenizer_files import load_tokenizer
 from pyengine.models.checkpoint import read_json
 from pyengine.models.config import load_config
 
-_NORMAL, _UNUSED = 1, 5  # tokenizer.ggml.token_type
-_WORDS = ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken")  # one for each way of splitting
+_NORMAL, _UNUSED, _BYTE = 1, 5, 6  # tokenizer.ggml.token_type
+# One for each way of splitting.
+_WORDS = ("gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken", "bloom")
+_NEVER_MERGED = -1e4  # score of tokens that no merge makes
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _NAMED_KEYS = {
     "bos_token": "bos_token_id",
@@ -35,7 +48,7 @@ def gguf_vocabulary(folder: Path, *, pre: str | None = None) -> dict[str, Any]:
         pre: a word for how text is split, where no word stands for exactly that.
 
     Raises:
-        UnsupportedModelError: not byte-level BPE; or no word fits and none is given.
+        UnsupportedModelError: another kind of tokenizer; or no word fits and none is given.
         RequestError: `pre` is not a word that is known.
     """
     tokenizer = load_tokenizer(folder)
@@ -47,24 +60,35 @@ def gguf_vocabulary(folder: Path, *, pre: str | None = None) -> dict[str, Any]:
     data = read_json(file)
     model = data["model"]
     decoder = (data.get("decoder") or {}).get("type")
-    if model.get("type") != "BPE" or model.get("byte_fallback") or decoder != "ByteLevel":
-        raise UnsupportedModelError(f"{file}: only byte-level BPE is written to GGUF")
+    pieces = model.get("type") == "BPE" and model.get("byte_fallback")
+    if not pieces and (model.get("type") != "BPE" or decoder != "ByteLevel"):
+        raise UnsupportedModelError(f"{file}: only BPE, of bytes or SentencePiece's, is written")
     config, _ = load_config(folder)
     ids = {**model["vocab"], **{t["content"]: t["id"] for t in data["added_tokens"]}}
     types = {t["content"]: CONTROL if t["special"] else USER_DEFINED for t in data["added_tokens"]}
+    if pieces:
+        types = {f"<0x{byte:02X}>": _BYTE for byte in range(256)} | types
+        types[model.get("unk_token")] = UNKNOWN
     by_id = {index: token for token, index in ids.items()}
     listed = [by_id.get(index) for index in range(max(config.vocab_size, 1 + max(by_id)))]
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     encoded = tokenizer.encode("a")
     keys: dict[str, Any] = {
-        "model": "gpt2",
-        "pre": pre or _word(file, data),
+        "model": "llama" if pieces else "gpt2",
+        "pre": "default" if pieces else pre or _word(file, data),
         "tokens": [f"[PAD{i}]" if token is None else token for i, token in enumerate(listed)],
         "token_type": [_UNUSED if t is None else types.get(t, _NORMAL) for t in listed],
         "merges": merges,
         "add_bos_token": encoded[:1] == [tokenizer.bos_token_id],
         "add_eos_token": len(encoded) > 1 and encoded[-1] in tokenizer.eos_token_ids,
     }
+    if pieces:
+        keys["scores"] = _scores(keys["tokens"], merges)
+        rebuilt = sentencepiece(file, keys, keys["tokens"], keys["token_type"])
+        if _pipeline(json.loads(rebuilt.to_str())) != _pipeline(data):
+            raise UnsupportedModelError(
+                f"{file}: GGUF has no word for the way this tokenizer treats spaces"
+            )
     for name, key in _NAMED_KEYS.items():
         token = tokenizer.special_tokens.get(name)
         if token in ids:
@@ -76,6 +100,14 @@ def gguf_vocabulary(folder: Path, *, pre: str | None = None) -> dict[str, Any]:
         for name, text in tokenizer.chat_templates.items()
     }
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()} | templates
+
+
+def _scores(tokens: list[str], merges: list[str]) -> list[float]:
+    """The earlier a token's first merge, the higher its score."""
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault(merge.replace(" ", "", 1), rank)
+    return [float(-ranks[token]) if token in ranks else _NEVER_MERGED for token in tokens]
 
 
 def _word(file: Path, data: dict[str, Any]) -> str:
@@ -98,6 +130,10 @@ def _pipeline(data: dict[str, Any]) -> tuple[Any, ...]:
             steps = part.get("pretokenizers", [])
             if len(steps) == 1:
                 return essence(steps[0])
+            inverted = part.get("behavior") == "Removed" and part.get("invert")
+            if inverted and part.get("pattern") != {"Regex": BLOOM_SPLIT}:
+                # What the expression leaves over is dropped; but for Bloom's, ours leave nothing.
+                part = {**part, "behavior": "Isolated", "invert": False}
             return {k: essence(v) for k, v in part.items() if k != "trim_offsets"}
         return [essence(item) for item in part] if isinstance(part, list) else part
 

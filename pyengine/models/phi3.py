@@ -27,6 +27,5 @@ SPEC = DecoderSpec(
         read=lambda facts, _: {"sliding_window": facts.get("attention.sliding_window") or None},
         write=lambda config, _: {"attention.sliding_window": config.layer_windows[0]},
         rope_types=("default", "longrope"),
-        space_before="every",
     ),
 )

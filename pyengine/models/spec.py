@@ -112,8 +112,6 @@ class GGUFForm:
         paired_rows: rows of q and k lie in rotary pairs (LlamaModel.permute), not in halves.
         tied_head: a head may be left out, to mean the embedding.
         any_head_dim: heads need not make up hidden_size.
-        space_before: SentencePiece puts a space before the "first" text of a prompt, or before
-            "every" one that follows a special token.
     """
 
     keys: frozenset[str] = frozenset()
@@ -123,7 +121,6 @@ class GGUFForm:
     paired_rows: bool = False
     tied_head: bool = True
     any_head_dim: bool = False
-    space_before: Literal["first", "every"] = "first"
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from pyengine.errors import RequestError, UnsupportedModelError
@@ -31,10 +32,12 @@ from tests.tiny import write_tiny
 QWEN2_SPLIT = LLAMA3_SPLIT.replace("{1,3}", "")
 
 
-def splitting(split: str) -> pre_tokenizers.Sequence:
+def splitting(
+    split: str, behavior: str = "isolated", *, invert: bool = False
+) -> pre_tokenizers.Sequence:
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(split), behavior="isolated"), byte_level]
+        [pre_tokenizers.Split(Regex(split), behavior, invert=invert), byte_level]
     )
 
 
@@ -48,6 +51,10 @@ def backend_of(word: str) -> Backend:
     elif word == "llama-bpe":
         backend.pre_tokenizer = splitting(LLAMA3_SPLIT)
         backend.model.ignore_merges = True
+    elif word == "dbrx":  # OLMo-2 and Phi-4 too: converted from tiktoken, what matches is kept
+        backend.pre_tokenizer = splitting(LLAMA3_SPLIT, "removed", invert=True)
+    elif word == "bloom":
+        backend.pre_tokenizer = splitting(r" ?[^(\s|[.,!?…。，、।۔،])]+")
     elif word == "qwen2":
         backend.pre_tokenizer = splitting(QWEN2_SPLIT)
         backend.normalizer = normalizers.NFC()
@@ -69,12 +76,12 @@ def copied(model: Path, **options: Any) -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("word", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("word", ["gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "bloom"])
 def test_the_word_is_found_and_the_copy_gives_the_same_ids(word: str, tmp_path: Path) -> None:
     model, ours = original(tmp_path, backend_of(word))
     assert gguf_vocabulary(model)["tokenizer.ggml.pre"] == word
     theirs = copied(model)
-    for text in [*AWKWARD, "hi 12345 don't", "<s>a</s>"]:
+    for text in [*AWKWARD, "hi 12345 don't", "a.. b,c (d) e|f", "<s>a</s>"]:
         assert theirs.encode(text) == ours.encode(text), text
         assert theirs.decode(ours.encode(text)) == ours.decode(ours.encode(text))
 
@@ -110,9 +117,41 @@ def test_a_split_without_a_word_is_refused_unless_one_is_named(tmp_path: Path) -
         gguf_vocabulary(model, pre="gpt-9")
 
 
-def test_what_is_not_byte_level_is_refused(tmp_path: Path) -> None:
+def test_a_sentencepiece_vocabulary_gives_the_same_ids(tmp_path: Path) -> None:
+    model, ours = original(tmp_path, spaced_backend(metaspace=False))
+    keys = gguf_vocabulary(model)
+    assert keys["tokenizer.ggml.model"] == "llama"
+    kinds = dict(zip(keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"], strict=True))
+    assert [kinds[t] for t in ("<s>", "<0x00>", "<0xFF>", "▁h", "[PAD299]")] == [3, 6, 6, 1, 5]
+    scores = dict(zip(keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.scores"], strict=True))
+    assert scores["▁h"] > scores["▁hi"] > scores["h"]
+    theirs = copied(model)
+    for text in [*AWKWARD, "", " ", "  hi", "hi</s> hi", "</s>hi\n", "hihi hi"]:
+        assert theirs.encode(text) == ours.encode(text), text
+        ids = ours.encode(text, allow_special=True)
+        assert theirs.encode(text, allow_special=True) == ids, text
+        assert theirs.decode(ours.encode(text)) == ours.decode(ours.encode(text))
+
+
+def test_a_token_of_two_merges_is_made_as_the_original_makes_it(tmp_path: Path) -> None:
+    """By scores alone "▁" and "hi" would become "▁hi" too, which only "▁h" and "i" do here."""
+    backend = spaced_backend(metaspace=False)
+    data = json.loads(backend.to_str())
+    data["model"]["vocab"]["hi"] = len(data["model"]["vocab"])
+    data["model"]["merges"] = [["h", "i"], ["▁", "h"], ["▁h", "i"]]
+    model, ours = original(tmp_path, Backend.from_str(json.dumps(data)))
+    assert len(ours.encode("hi")) == 2
+    assert copied(model).encode("hi") == ours.encode("hi")
+
+
+def test_other_kinds_are_refused(tmp_path: Path) -> None:
     model, _ = original(tmp_path, spaced_backend(metaspace=True))
-    with pytest.raises(UnsupportedModelError, match="only byte-level BPE is written to GGUF"):
+    with pytest.raises(UnsupportedModelError, match="the way this tokenizer treats spaces"):
+        gguf_vocabulary(model)
+    words = Backend(models.WordLevel({"a": 0}, unk_token="a"))
+    words.decoder = decoders.ByteLevel()
+    model, _ = original(tmp_path, words)
+    with pytest.raises(UnsupportedModelError, match="only BPE, of bytes or SentencePiece's"):
         gguf_vocabulary(model)
 
 
@@ -122,7 +161,7 @@ def test_a_model_without_a_tokenizer_has_no_vocabulary(tmp_path: Path) -> None:
     assert gguf_vocabulary(model) == {}
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_trained_checkpoint_speaks_as_before_under_the_nearest_word(
     name: str, tmp_path: Path
 ) -> None:
@@ -132,3 +171,6 @@ def test_a_trained_checkpoint_speaks_as_before_under_the_nearest_word(
     assert ours is not None and theirs is not None
     text = "In the beginning there were 1234 files;\n\nreturn x + 1  # it's done"
     assert theirs.encode(text) == ours.encode(text)
+    if ours.chat_templates:
+        messages = [{"role": "user", "content": text}]
+        assert theirs.chat_ids(messages) == ours.chat_ids(messages)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyengine.errors import ConfigError, EngineError, UnsupportedModelError, WeightError
 from pyengine.models.gguf import GGUFCheckpoint
 from pyengine.models.gguf_header import read_header
-from tests.gguf_files import HEAD_DIM, gguf_name, random_weights, write_gguf
+from tests.gguf_files import HEAD_DIM, HIDDEN, Weights, gguf_name, random_weights, write_gguf
 
 Kind = gguf.GGMLQuantizationType
 QUANTISED = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
@@ -195,8 +195,149 @@ def test_what_changes_the_maths_and_is_not_computed_is_refused_by_name(
 
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="'gemma'"):
+    with pytest.raises(UnsupportedModelError, match="'gemma' is not supported; bloom, .*stablelm"):
         GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", architecture="gemma"))
+
+
+# ---- other architectures, as llama.cpp's converter writes them -----------------------------------
+
+
+def converted(path: Path, architecture: str, tensors: Weights, **facts: object) -> Path:
+    """A file of that architecture: LayerNorm, no rotary base, `facts` of more than an identifier.
+
+    tensors: beside the embedding, by GGUF name.
+    """
+    keys = {f"{architecture}.{key.replace('__', '.')}": value for key, value in facts.items()}
+    keys[f"{architecture}.attention.layer_norm_epsilon"] = 1e-5
+    left_out = ("attention.layer_norm_rms_epsilon", "attention.head_count_kv", "rope.freq_base")
+    return write_gguf(
+        path,
+        {"model.embed_tokens.weight": np.zeros((300, HIDDEN), np.float32)},
+        architecture=architecture,
+        metadata=keys,
+        without=tuple(f"{architecture}.{key}" for key in left_out),
+        extra=tensors,
+    )
+
+
+def test_blooms_fused_rows_come_back_head_by_head(tmp_path: Path) -> None:
+    part, head, dim = np.meshgrid(range(3), range(4), range(HEAD_DIM), indexing="ij")
+    rows = (100 * part + 10 * head + dim / 100).reshape(-1).astype(np.float32)
+    stored = {"blk.0.attn_qkv.weight": np.repeat(rows[:, None], HIDDEN, axis=1)}
+    stored["blk.0.attn_qkv.bias"] = rows
+    path = converted(tmp_path / "m.gguf", "bloom", stored, feed_forward_length=4 * HIDDEN)
+    with GGUFCheckpoint(path) as checkpoint:
+        name = "transformer.h.0.self_attention.query_key_value"
+        bias = checkpoint.read(f"{name}.bias")
+        weight = checkpoint.read(f"{name}.weight")
+        for start, stop in ((0, 48), (17, 50), (191, 192)):
+            got = checkpoint.read(f"{name}.weight", slice(start, stop))
+            np.testing.assert_array_equal(got, weight[start:stop])
+    np.testing.assert_array_equal(weight[:, 0], bias)
+    heads = bias.reshape(4, 3, HEAD_DIM)
+    assert heads[2, 1, 5] == np.float32(100 + 20 + 0.05)  # k of head 2
+
+
+def test_rows_that_lie_far_apart_are_read_by_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = np.random.default_rng(0).standard_normal((3 * HIDDEN, HIDDEN), np.float32)
+    path = converted(
+        tmp_path / "m.gguf", "bloom", {"blk.0.attn_qkv.weight": rows}, feed_forward_length=256
+    )
+    name = "transformer.h.0.self_attention.query_key_value.weight"
+    with GGUFCheckpoint(path) as checkpoint:
+        expected = checkpoint.read(name)
+        monkeypatch.setattr("pyengine.models.gguf._FAR_ROWS", 1)
+        for start, stop in ((0, 192), (0, 48), (20, 100)):
+            got = checkpoint.read(name, slice(start, stop))
+            np.testing.assert_array_equal(got, expected[start:stop])
+
+
+def test_stacked_norms_come_back_one_a_head_and_decide_the_kind_of_stablelm(
+    tmp_path: Path,
+) -> None:
+    norms = np.arange(4 * HEAD_DIM, dtype=np.float32).reshape(4, HEAD_DIM)
+    facts = {"rope__dimension_count": 4, "use_parallel_residual": True}
+    path = converted(tmp_path / "12b", "stablelm", {"blk.0.attn_q_norm.weight": norms}, **facts)
+    with GGUFCheckpoint(path) as checkpoint:
+        name = "model.layers.0.self_attn.q_layernorm.norms.2.weight"
+        assert checkpoint.shape(name) == (HEAD_DIM,)
+        np.testing.assert_array_equal(checkpoint.read(name), norms[2])
+        config = checkpoint.config
+    assert config["qk_layernorm"] and config["use_parallel_residual"]
+    assert not config["use_qkv_bias"] and config["layer_norm_eps"] == float(np.float32(1e-5))
+    assert int(config["partial_rotary_factor"] * HEAD_DIM) == 4
+    assert config["rope_theta"] == 10000.0
+    # Converters say a parallel residual of the sequential kind too; its second norm tells.
+    sequential = {"blk.0.ffn_norm.weight": norms[0], "blk.0.attn_q.bias": norms.reshape(-1)}
+    config = config_of(converted(tmp_path / "1b", "stablelm", sequential, **facts))
+    assert not config["qk_layernorm"] and not config["use_parallel_residual"]
+    assert config["use_qkv_bias"]
+
+
+@pytest.mark.parametrize("rotary", range(2, 162, 2))
+def test_every_partial_rotation_comes_back_whole(tmp_path: Path, rotary: int) -> None:
+    facts = {"attention__key_length": 160, "rope__dimension_count": rotary}
+    config = config_of(converted(tmp_path / "m", "stablelm", {}, **facts))
+    assert int(160 * config["partial_rotary_factor"]) == rotary
+    assert 0 < config["partial_rotary_factor"] <= 1
+
+
+def phi3(path: Path, tensors: Weights | None = None, **facts: object) -> Path:
+    keys = {f"phi3.{key.replace('__', '.')}": value for key, value in facts.items()}
+    return write_gguf(path, architecture="phi3", metadata=keys, extra=tensors)
+
+
+def test_phi3s_window_is_read_and_zero_means_none(tmp_path: Path) -> None:
+    window = {"attention__sliding_window": 63}
+    assert config_of(phi3(tmp_path / "a", **window))["sliding_window"] == 63
+    assert config_of(phi3(tmp_path / "b", attention__sliding_window=0))["sliding_window"] is None
+    assert config_of(phi3(tmp_path / "c"))["sliding_window"] is None
+
+
+def test_longrope_is_read_from_its_two_tensors(tmp_path: Path) -> None:
+    divisors = {
+        "rope_factors_long.weight": np.linspace(1, 8, HEAD_DIM // 2, dtype=np.float32),
+        "rope_factors_short.weight": np.ones(HEAD_DIM // 2, np.float32),
+    }
+    facts = {"rope__scaling__original_context_length": 64}
+    usual = float(np.sqrt(1 + np.log(256 / 64) / np.log(64)))
+    facts["rope__scaling__attn_factor"] = usual
+    path = phi3(tmp_path / "a", divisors, **facts)
+    config = config_of(path)
+    assert config["original_max_position_embeddings"] == 64
+    assert config["rope_scaling"] == {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 8,
+        "long_factor": divisors["rope_factors_long.weight"].tolist(),
+    }
+    with GGUFCheckpoint(path) as checkpoint:
+        assert not any("rope" in name for name in checkpoint.names())
+    config = config_of(phi3(tmp_path / "b", divisors, **{**facts, "rope__scaling__attn_factor": 2}))
+    assert config["rope_scaling"]["attention_factor"] == 2.0
+    del divisors["rope_factors_short.weight"]
+    with pytest.raises(WeightError, match=r"rope_factors_short\.weight is missing"):
+        config_of(phi3(tmp_path / "c", divisors))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "facts", "named"),
+    [
+        ("bloom", {"feed_forward_length": 100}, "intermediate_size=100 where bloom has 256"),
+        ("gpt2", {"attention__key_length": 8}, "head_dim=8 where gpt2 has 16"),
+        ("gpt2", {"rope__dimension_count": 16}, "gpt2.rope.dimension_count"),
+        ("bloom", {"attention__clamp_kqv": 8.0}, "bloom.attention.clamp_kqv"),
+        ("stablelm", {"rope__dimension_count": 18}, "rope.dimension_count=18, heads have 16"),
+    ],
+)
+def test_what_a_family_does_not_compute_is_refused_by_name(
+    tmp_path: Path, architecture: str, facts: dict[str, object], named: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=named):
+        config_of(converted(tmp_path / "m", architecture, {}, **facts))
+    with pytest.raises(UnsupportedModelError, match="'linear' is not supported for phi3"):
+        config_of(phi3(tmp_path / "phi3", rope__scale_linear=2.0))
 
 
 def test_a_type_the_package_does_not_dequantize_is_refused_by_name(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ import pytest
 from pyengine.errors import RequestError, UnsupportedModelError, WeightError
 from pyengine.models import WeightTypes, load_config, load_weights, open_checkpoint, plan_weights
 from pyengine.models.checkpoint import Q8_0_DIRECTORY, Q8_0_SHAPES, main_type
+from pyengine.models.gguf_writer import write_gguf
 from pyengine.models.quantize import quantize
 from pyengine.models.weights import choose_types
 from pyengine.native import Arena, DType, Queue, load_library, ops
+from tests.conftest import CHECKPOINTS
 from tests.models.safetensors_files import edit_config, edit_tensors, write_raw
-from tests.models.single import logits_of
+from tests.models.single import logits_of, single
 from tests.reference import Q8_0_BLOCK_TYPE, dequantize_q8_0, quantize_q8_0
-from tests.tiny import FAMILIES, write_tiny
+from tests.tiny import FAMILIES, tiny_config, write_tiny
 
 # Sizes that no block of 32 fits: case 172 of other engines, one value more than a block, one value.
 ODD = {"intermediate_size": 172}
@@ -408,21 +411,64 @@ def as_gguf(model: Path, **options: Any) -> Path:
     return out
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+SAID = [*FAMILIES, "stablelm-sequential-d80", "stablelm-qk-norm-bias", "bloom-1-head",
+        "bloom-12-heads", "olmo2-gqa", "olmo2-mqa", "phi3-partial", "phi3-tied",
+        "llama-attention-bias", "llama-mlp-bias"]  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", SAID)
 def test_a_gguf_copy_holds_the_same_blocks_and_computes_the_same(
-    family: str, tmp_path: Path
+    variant: str, tmp_path: Path
 ) -> None:
-    model = write_tiny(family, tmp_path / "model", intermediate_size=96)
-    copy = as_gguf(model)
-    with open_checkpoint(model) as old, open_checkpoint(copy) as new:
+    model = write_tiny(variant, tmp_path / "model", intermediate_size=96)
+    copy, directory = as_gguf(model), copied(model)
+    with open_checkpoint(directory) as old, open_checkpoint(copy) as new:
         assert sorted(old.names()) == sorted(new.names())
         for name in old.names():
-            array = old.read(name)
-            if array.ndim == 2:
-                array = quantize_q8_0(array).view(np.uint8)
-            assert np.array_equal(new.read(name), array), name
+            assert np.array_equal(new.read(name), old.read(name)), name
     types = WeightTypes(DType.F32, "q8_0")
-    assert np.array_equal(logits_of(copy, types), logits_of(model, types))
+    expected = logits_of(model, types)
+    assert np.array_equal(logits_of(copy, types), expected)
+    again = tmp_path / "again.gguf"
+    quantize(copy, again)
+    assert np.array_equal(logits_of(again, types), expected)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_trained_checkpoint_says_the_same_as_gguf_past_its_window(
+    name: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.gguf"
+    kept = quantize(CHECKPOINTS[name], copy).kept
+    gated = any("down_proj" in tensor for tensor in kept)  # of 344, which no block of 32 fits
+    assert len(kept) == (3 if gated else name == "gpt2")  # whose position table is never q8_0
+    types = WeightTypes(DType.F32, "q8_0", ("down",) if gated else ())
+    ids = np.random.default_rng(0).integers(3, 2048, 100).tolist()
+    found = []
+    for path in (CHECKPOINTS[name], copy):
+        with single(path, rows=len(ids), max_context=112, types=types) as loaded:
+            found.append(loaded.logits(ids))
+    assert np.array_equal(*found)
+
+
+def test_a_checkpoint_saved_from_the_base_class_gets_the_same_names(tmp_path: Path) -> None:
+    model = write_tiny("gpt2", tmp_path / "model")
+    edit_tensors(model, lambda tensors: {
+        name.removeprefix("transformer."): array for name, array in tensors.items()
+    })  # fmt: skip
+    with open_checkpoint(as_gguf(model)) as checkpoint:
+        assert "transformer.h.1.mlp.c_fc.weight" in checkpoint.names()
+
+
+def test_positions_and_stacked_norms_are_f32_in_gguf(tmp_path: Path) -> None:
+    kinds: dict[str, tuple[list[int], str]] = {}
+    for variant in ("gpt2", "stablelm-qk-norm-bias"):
+        model = write_tiny(variant, tmp_path / variant / "model", dtype="f16")
+        for tensor in gguf.GGUFReader(as_gguf(model)).tensors:
+            kinds[tensor.name] = (tensor.shape.tolist(), tensor.tensor_type.name)
+    assert kinds["position_embd.weight"] == ([64, 256], "F32")
+    assert kinds["blk.1.attn_q_norm.weight"] == ([16, 4], "F32")
+    assert kinds["blk.1.attn_k_norm.weight"] == ([16, 2], "F32")
 
 
 def test_a_gguf_copy_is_what_the_gguf_package_reads(tmp_path: Path) -> None:
@@ -474,13 +520,18 @@ def test_rows_that_are_not_whole_blocks_stay_as_stored_in_gguf(tmp_path: Path) -
     assert chosen(copy) == WeightTypes(DType.F16, "q8_0", ("down",))
 
 
-@pytest.mark.parametrize("variant", ["llama-llama3", "qwen2-yarn", "llama-head-dim"])
+@pytest.mark.parametrize(
+    "variant", ["llama-llama3", "qwen2-yarn", "llama-head-dim", "phi3-longrope", "longrope-factor"]
+)
 def test_rotary_scaling_and_head_sizes_are_said_in_gguf(variant: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {}
     if variant == "llama-llama3":  # GGUF holds the factors alone; all published models have 8192
         scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
         scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
         changes["rope_scaling"] = scaling
+    if variant == "longrope-factor":
+        scaling = tiny_config("phi3-longrope")["rope_scaling"]
+        variant, changes["rope_scaling"] = "phi3-longrope", {**scaling, "attention_factor": 1.5}
     model = write_tiny(variant, tmp_path / "model", **changes)
     types = WeightTypes(DType.F32, "q8_0")
     got, expected = logits_of(as_gguf(model), types), logits_of(model, types)
@@ -488,15 +539,39 @@ def test_rotary_scaling_and_head_sizes_are_said_in_gguf(variant: str, tmp_path: 
     assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def test_what_gguf_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
-    windows = write_tiny("qwen2-windows", tmp_path / "windows")
-    with pytest.raises(UnsupportedModelError, match="layer_windows=.*cannot be said in GGUF"):
-        as_gguf(windows)
-    for family in sorted(set(FAMILIES) - {"llama", "qwen2"}):
-        model = write_tiny(family, tmp_path / family)
-        with pytest.raises(UnsupportedModelError, match=f"'{family}' cannot be written as GGUF"):
-            as_gguf(model)
+@pytest.mark.parametrize(
+    ("variant", "changes", "named"),
+    [
+        ("qwen2-windows", {}, "layer_windows=.*cannot be said in GGUF"),
+        ("bloom-post-layernorm", {}, "residual_from_norm=True cannot be said in GGUF"),
+        ("gpt2-inverse-layer", {}, "attention_scales=.*cannot be said in GGUF"),
+        ("gpt2", {"activation_function": "gelu"}, "activation=.*cannot be said in GGUF"),
+        ("olmo2-attention-bias", {}, "qkv_bias=True cannot be said in GGUF"),
+        ("olmo2", {"tie_word_embeddings": True}, "olmo2 in GGUF has no form for a tied head"),
+        ("stablelm", {"tie_word_embeddings": True}, "no form for a tied head"),
+        ("phi3", {"head_dim": 24}, "no form for 4 heads of 24 in 64"),
+        ("qwen2", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0}}, "no form for rope_type 'llama3'"),
+    ],
+)  # fmt: skip
+def test_what_gguf_cannot_say_is_refused_by_name(
+    variant: str, changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    model = write_tiny(variant, tmp_path / "model", **changes)
+    with pytest.raises(UnsupportedModelError, match=named):
+        as_gguf(model)
     assert not list(tmp_path.glob("*.gguf")) and not list(tmp_path.glob(".*"))
+
+
+def test_a_family_without_a_form_is_refused_by_name(model: Path, tmp_path: Path) -> None:
+    config, spec = load_config(model)
+    with (
+        open_checkpoint(model) as checkpoint,
+        pytest.raises(
+            UnsupportedModelError, match="'llama' cannot be written as GGUF; bloom, gpt2, .* can"
+        ),
+    ):
+        write_gguf(tmp_path / "m.gguf", checkpoint, config, replace(spec, gguf=None), [], {})
 
 
 def test_a_gguf_file_is_copied_with_its_vocabulary(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ stand for; of Llama 2 and Phi-3 for SentencePiece vocabularies.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pyengine.models.gguf_config import end_token_ids
 from pyengine.models.gguf_header import read_header
 
 CONTROL, USER_DEFINED, UNKNOWN = 3, 4, 2  # tokenizer.ggml.token_type
+PHI3 = re.compile("phi-?3", re.IGNORECASE)
 _SPACE = "\u2581"
 
 _LLAMA3 = (
@@ -76,12 +78,14 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer | None:
     else:
         raise UnsupportedModelError(f"{path}: tokenizer.ggml.model {kind!r} is not supported")
 
-    added = {  # (control, token)
-        True: [t for t, k in zip(tokens, types, strict=True) if k in (CONTROL, UNKNOWN)],
-        False: [t for t, k in zip(tokens, types, strict=True) if k == USER_DEFINED],
-    }
-    backend.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in added[True]])
-    backend.add_tokens([AddedToken(t, normalized=False) for t in added[False]])
+    name = str(metadata.get("general.name", ""))
+    added = [
+        AddedToken(t, normalized=False, special=k != USER_DEFINED, rstrip=drops_space(name, t))
+        for t, k in zip(tokens, types, strict=True)
+        if k in (CONTROL, UNKNOWN, USER_DEFINED)
+    ]
+    backend.add_special_tokens([token for token in added if token.special])
+    backend.add_tokens([token for token in added if not token.special])
     named = {
         "bos_token": facts.get("bos_token_id"),
         "eos_token": facts.get("eos_token_id"),
@@ -108,6 +112,14 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer | None:
         source=str(path),
         eos_token_ids=end_token_ids(metadata),
     )
+
+
+def drops_space(name: str, token: str) -> bool:
+    """Whether white space after a special token is dropped.
+
+    GGUF has no key for it: other engines go by general.name, since Phi-3 does so.
+    """
+    return bool(PHI3.search(name)) and token not in ("<unk>", "<s>", "<|endoftext|>")
 
 
 def byte_level(path: Path, facts: dict[str, Any], tokens: list[str]) -> tuple[Backend, bool]:

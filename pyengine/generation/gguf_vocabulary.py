@@ -18,10 +18,12 @@ from pyengine.errors import RequestError, UnsupportedModelError
 from pyengine.generation.gguf_tokenizer import (
     BLOOM_SPLIT,
     CONTROL,
+    PHI3,
     SPLITS,
     UNKNOWN,
     USER_DEFINED,
     byte_level,
+    drops_space,
     sentencepiece,
 )
 from pyengine.generation.tokenizer_files import load_tokenizer
@@ -41,7 +43,7 @@ _NAMED_KEYS = {
 
 
 def gguf_vocabulary(folder: Path, *, pre: str | None = None) -> dict[str, Any]:
-    """Keys tokenizer.* of a GGUF copy of a model; none for a model without a tokenizer.
+    """Keys tokenizer.* and general.name of a GGUF copy; none for a model without a tokenizer.
 
     Args:
         folder: with config.json and tokenizer.json.
@@ -99,7 +101,30 @@ def gguf_vocabulary(folder: Path, *, pre: str | None = None) -> dict[str, Any]:
         "tokenizer.chat_template" + ("" if name == "default" else f".{name}"): text
         for name, text in tokenizer.chat_templates.items()
     }
-    return {f"tokenizer.ggml.{key}": value for key, value in keys.items()} | templates
+    return {
+        "general.name": _name(folder, data),
+        **{f"tokenizer.ggml.{key}": value for key, value in keys.items()},
+        **templates,
+    }
+
+
+def _name(folder: Path, data: dict[str, Any]) -> str:
+    """A name under which special tokens drop the white space after them as these do."""
+    name = folder.resolve().name
+    plain = PHI3.sub("phi 3", name)
+    for candidate in (name, plain, f"{name} phi-3"):
+        if all(_is_said(candidate, token) for token in data["added_tokens"]):
+            return candidate
+    odd = next(t["content"] for t in data["added_tokens"] if not _is_said(plain, t))
+    raise UnsupportedModelError(
+        f"{folder / 'tokenizer.json'}: GGUF cannot say how {odd} treats the text around it"
+    )
+
+
+def _is_said(name: str, token: dict[str, Any]) -> bool:
+    """Whether an added token is what the reader makes of it in a file of that name."""
+    strips = drops_space(name, token["content"])
+    return bool(token["rstrip"] == strips and not token["lstrip"] and not token["single_word"])
 
 
 def _scores(tokens: list[str], merges: list[str]) -> list[float]:

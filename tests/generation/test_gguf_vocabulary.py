@@ -133,6 +133,42 @@ def test_a_sentencepiece_vocabulary_gives_the_same_ids(tmp_path: Path) -> None:
         assert theirs.decode(ours.encode(text)) == ours.decode(ours.encode(text))
 
 
+def spaced_with(folder: Path, **flags: bool) -> tuple[Path, Tokenizer]:
+    """A model whose token "<|end|>" has these flags."""
+    backend = spaced_backend(metaspace=False)
+    backend.add_special_tokens([AddedToken("<|end|>", normalized=False, **flags)])
+    return original(folder, backend)
+
+
+@pytest.mark.parametrize("name", ["model", "Phi-3-mini"])
+@pytest.mark.parametrize("strips", [True, False])
+def test_the_name_says_whether_white_space_after_special_tokens_counts(
+    name: str, strips: bool, tmp_path: Path
+) -> None:
+    model, _ = spaced_with(tmp_path / "x", rstrip=strips)
+    model = model.rename(model.parent / name)
+    data = json.loads((model / "tokenizer.json").read_text())
+    for token in data["added_tokens"]:  # as Phi-3 has it: of all but a few
+        token["rstrip"] = strips and token["content"] != "<s>"
+    (model / "tokenizer.json").write_text(json.dumps(data))
+    ours = load_tokenizer(model)
+    theirs = copied(model)
+    assert ours is not None
+    text = "hi<|end|>\n hi<s> hi</s> hi"
+    ids = ours.encode(text, allow_special=True)
+    assert theirs.encode(text, allow_special=True) == ids
+    written = gguf_vocabulary(model)["general.name"]
+    known = {("model", False): "model", ("model", True): "model phi-3"}
+    known |= {("Phi-3-mini", False): "phi 3-mini", ("Phi-3-mini", True): "Phi-3-mini"}
+    assert written == known[name, strips]
+
+
+def test_special_tokens_that_gguf_cannot_describe_are_refused(tmp_path: Path) -> None:
+    model, _ = spaced_with(tmp_path, lstrip=True)
+    with pytest.raises(UnsupportedModelError, match=r"cannot say how <\|end\|> treats the text"):
+        gguf_vocabulary(model)
+
+
 def test_a_token_of_two_merges_is_made_as_the_original_makes_it(tmp_path: Path) -> None:
     """By scores alone "▁" and "hi" would become "▁hi" too, which only "▁h" and "i" do here."""
     backend = spaced_backend(metaspace=False)

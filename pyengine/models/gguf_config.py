@@ -100,42 +100,14 @@ def read_values(header: Header) -> dict[str, Any]:
         UnsupportedModelError: another architecture, or a hyperparameter not honoured; named.
         ConfigError: a required key is missing.
     """
-    path, metadata = header.path, header.metadata
     spec, form = family_of(header)
-    prefix = f"{spec.model_type}."
-    facts = {
-        key.removeprefix(prefix): _uniform(path, key, value)
-        for key, value in metadata.items()
-        if key.startswith(prefix)
-    }
-    keys = {**KEYS, epsilon_key(spec.norm): "norm_eps"}
-    known = keys.keys() | _OTHER_KEYS | form.keys
-    known |= _ROPE_KEYS if spec.position == "rope" else set()
-    for key, value in facts.items():
-        if key not in known and value:
-            raise UnsupportedModelError(f"{path}: {prefix}{key}={value!r} is not supported")
-
-    values: dict[str, Any] = {}
-    for key, name in keys.items():
-        if key not in facts:
-            raise ConfigError(f"{path}: {prefix}{key} is missing")
-        expected = float if name == "norm_eps" else int
-        if not isinstance(facts[key], expected) or not facts[key] > 0:
-            raise ConfigError(f"{path}: {prefix}{key}={facts[key]!r} must be above 0")
-        values[name] = facts[key]
+    facts = _facts(header, spec, form)
+    values = {name: facts[key] for key, name in _required(spec).items()}
     if "token_embd.weight" not in header.tensors:
-        raise WeightError(f"{path}: tensor token_embd.weight is missing")
+        raise WeightError(f"{header.path}: tensor token_embd.weight is missing")
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
-    head_dim = facts.get("attention.key_length", hidden // heads)
-    if not isinstance(head_dim, int) or head_dim <= 0 or (spec.position == "rope" and head_dim % 2):
-        raise ConfigError(f"{path}: heads of {head_dim!r} values; an even number is needed")
-    if facts.get("attention.value_length", head_dim) != head_dim:
-        raise UnsupportedModelError(
-            f"{path}: {prefix}attention.value_length={facts['attention.value_length']}, "
-            f"heads have {head_dim}"
-        )
     values |= {
-        "head_dim": head_dim,
+        "head_dim": _head_dim(header, spec, facts, hidden // heads),
         "num_key_value_heads": facts.get("attention.head_count_kv", heads),
         "vocab_size": header.tensors["token_embd.weight"].rows,
         "tie_word_embeddings": "output.weight" not in header.tensors,
@@ -148,11 +120,49 @@ def read_values(header: Header) -> dict[str, Any]:
     for name, value in implied.items():
         if name not in spec.config and values[name] != value:
             raise UnsupportedModelError(
-                f"{path}: {name}={values[name]} where {spec.model_type} has {value}"
+                f"{header.path}: {name}={values[name]} where {spec.model_type} has {value}"
             )
     if spec.position == "rope":
-        values |= _rope(header, facts, spec, form, head_dim)
+        values |= _rope(header, facts, spec, form, values["head_dim"])
     return values | dict(form.read(facts, _roles(header, spec)))
+
+
+def _required(spec: DecoderSpec) -> dict[str, str]:
+    return {**KEYS, epsilon_key(spec.norm): "norm_eps"}
+
+
+def _facts(header: Header, spec: DecoderSpec, form: GGUFForm) -> dict[str, Any]:
+    """The architecture's keys without its name, each known, and the required ones there."""
+    prefix, required = f"{spec.model_type}.", _required(spec)
+    facts = {
+        key.removeprefix(prefix): _uniform(header.path, key, value)
+        for key, value in header.metadata.items()
+        if key.startswith(prefix)
+    }
+    known = required.keys() | _OTHER_KEYS | form.keys
+    known |= _ROPE_KEYS if spec.position == "rope" else set()
+    for key, value in facts.items():
+        if key not in known and value:
+            raise UnsupportedModelError(f"{header.path}: {prefix}{key}={value!r} is not supported")
+    for key, name in required.items():
+        if key not in facts:
+            raise ConfigError(f"{header.path}: {prefix}{key} is missing")
+        expected = float if name == "norm_eps" else int
+        if not isinstance(facts[key], expected) or not facts[key] > 0:
+            raise ConfigError(f"{header.path}: {prefix}{key}={facts[key]!r} must be above 0")
+    return facts
+
+
+def _head_dim(header: Header, spec: DecoderSpec, facts: dict[str, Any], default: int) -> int:
+    head_dim = facts.get("attention.key_length", default)
+    if not isinstance(head_dim, int) or head_dim <= 0 or (spec.position == "rope" and head_dim % 2):
+        raise ConfigError(f"{header.path}: heads of {head_dim!r} values; an even number is needed")
+    if facts.get("attention.value_length", head_dim) != head_dim:
+        raise UnsupportedModelError(
+            f"{header.path}: {spec.model_type}.attention.value_length="
+            f"{facts['attention.value_length']}, heads have {head_dim}"
+        )
+    return head_dim
 
 
 def as_config_json(header: Header, values: dict[str, Any]) -> dict[str, Any]:
@@ -306,4 +316,7 @@ def _read_divisors(header: Header, name: str) -> Array:
         raise UnsupportedModelError(f"{header.path}: {name} is not a vector of f32")
     with open(header.path, "rb") as file:
         stored = read_rows(file, header.path, name, info, 0, 1)
-    return np.asarray(stored.view("<f4")[0], np.float64)
+    divisors = stored.view("<f4")[0]
+    if not np.isfinite(divisors).all():
+        raise WeightError(f"{header.path}: {name} holds values that are not finite")
+    return np.asarray(divisors, np.float64)

@@ -316,6 +316,9 @@ def test_longrope_is_read_from_its_two_tensors(tmp_path: Path) -> None:
         assert not any("rope" in name for name in checkpoint.names())
     config = config_of(phi3(tmp_path / "b", divisors, **{**facts, "rope__scaling__attn_factor": 2}))
     assert config["rope_scaling"]["attention_factor"] == 2.0
+    divisors["rope_factors_long.weight"][3] = np.nan
+    with pytest.raises(WeightError, match=r"rope_factors_long\.weight holds .* not finite"):
+        config_of(phi3(tmp_path / "nan", divisors))
     del divisors["rope_factors_short.weight"]
     with pytest.raises(WeightError, match=r"rope_factors_short\.weight is missing"):
         config_of(phi3(tmp_path / "c", divisors))

@@ -9,6 +9,7 @@ Each class also inherits the builtin that fits, so that callers may catch either
     ├── RequestError           ValueError           a prompt or option that cannot be served
     ├── DownloadError          OSError              a model could not be fetched whole
     ├── CannotCompare          RuntimeError         parity: no oracle, or an insane one
+    ├── SelfTestError          RuntimeError         a GPU computes something else than the CPU
     ├── LibraryError           OSError              libokernel not found, or of another release
     └── KernelError            RuntimeError         a call into libokernel failed: .status .function
         ├── InvalidArgument    ValueError
@@ -46,6 +47,10 @@ class DownloadError(EngineError, OSError):
 
 class CannotCompare(EngineError, RuntimeError):
     """There is nothing sound to compare with: no oracle, an insane one, or other weights."""
+
+
+class SelfTestError(EngineError, RuntimeError):
+    """A GPU gave other numbers than the CPU in the start-up self-test; says which and how far."""
 
 
 class LibraryError(EngineError, OSError):

@@ -5,7 +5,7 @@
 Decode reads every weight once a token, so its speed is a matter of bytes: the table has tokens a
 second, the bytes that one token reads, their rate and its share of the read bandwidth (ok_read, in
 the same run). All engines are loaded first and take turns, so that a busy moment of the machine
-meets them all; the ratio to f16 is the median over rounds. Weights are arbitrary. `q8_0/f32` keeps
+meets them all; the ratio to f16 is the median over rounds. Weights are random. `q8_0/f32` keeps
 activations in f32.
 """
 
@@ -14,15 +14,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pyengine.evidence.bench import BenchReport, run_bench
-from pyengine.generation.engine import Engine, ModelSource
-from pyengine.models.config import parse_config
-from pyengine.models.weights import expected_weights
+from pyengine.generation.engine import Engine, ModelSource, source_of
+from pyengine.models.random_weights import RandomCheckpoint
 from pyengine.native import choose_device
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -34,47 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class ArbitraryWeights:
-    """A Checkpoint in memory: every tensor is cut from the same random numbers."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.path = Path("arbitrary")
-        self.config = config
-        parsed, spec = parse_config(config, "arbitrary")
-        self._shapes = {
-            source.name: source.shape
-            for weight in expected_weights(spec, parsed, tied=parsed.tie_word_embeddings)
-            for source in weight.sources
-        }
-        generator = np.random.default_rng(0)
-        self._numbers = generator.standard_normal(1 << 20, dtype=np.float32) * np.float32(0.02)
-
-    def names(self) -> list[str]:
-        return list(self._shapes)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
-
-    def dtype(self, name: str) -> str:
-        return "F32"
-
-    stored_as = dtype
-
-    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
-        start, stop, _ = (rows or slice(None)).indices(self._shapes[name][0])
-        return np.resize(self._numbers, (stop - start, *self._shapes[name][1:]))
-
-    def close(self) -> None:
-        pass
-
-    def __enter__(self) -> ArbitraryWeights:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def arbitrary_model(hidden: int, layers: int, vocab: int) -> ModelSource:
+def random_model(hidden: int, layers: int, vocab: int) -> ModelSource:
     """A Llama of these sizes."""
     raw = {
         "model_type": "llama",
@@ -86,8 +42,7 @@ def arbitrary_model(hidden: int, layers: int, vocab: int) -> ModelSource:
         "num_key_value_heads": hidden // 128,
         "tie_word_embeddings": True,
     }
-    config, spec = parse_config(raw, "arbitrary")
-    return ModelSource(config, spec, ArbitraryWeights(raw), None, Path("arbitrary"))
+    return source_of(RandomCheckpoint(raw))
 
 
 def main() -> None:
@@ -107,7 +62,7 @@ def main() -> None:
     device = choose_device(options.device)
     if device.library.backend == "cpu":
         device.library.c.ok_set_path(options.path.encode())
-    source = arbitrary_model(options.hidden, options.layers, options.vocab)
+    source = random_model(options.hidden, options.layers, options.vocab)
     chosen = options.kinds.split(",")
     with contextlib.ExitStack() as closing:
         engines = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,14 @@ CHECKPOINTS: dict[str, Path] = {
     "gpt2": TESTS / "checkpoints" / "gpt2",
     "llama": TESTS / "checkpoints" / "llama",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_self_test() -> Iterator[None]:
+    """Engines of the tests start without the self-test, which has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OKERNEL_SELF_TEST", "0")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 import typer
 
@@ -10,11 +11,16 @@ from pyengine.cli import options
 from pyengine.evidence.doctor import examine
 
 
-def doctor(as_json: options.Json = False) -> None:
+def doctor(
+    as_json: options.Json = False,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Compare every GPU with the CPU, now.")
+    ] = False,
+) -> None:
     """Show libraries, devices, permissions, memory and linkage, with a remedy for each problem.
 
     Exit status: 0 healthy, 1 something that looks meant to work does not.
     """
-    facts = examine()
+    facts = examine(run_self_test=self_test)
     print(json.dumps(facts.to_json()) if as_json else facts.to_text())
     raise typer.Exit(0 if facts.healthy else 1)

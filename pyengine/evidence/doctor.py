@@ -17,7 +17,9 @@ from typing import Any
 from pyengine.errors import EngineError
 from pyengine.evidence.audit import audit_installed
 from pyengine.evidence.linkage import exit_status
-from pyengine.native import Library, choose_device, library_path, load_library
+from pyengine.generation import self_test
+from pyengine.generation.engine import compute_logits
+from pyengine.native import Device, Library, choose_device, library_path, load_library
 from pyengine.native.library import BACKENDS
 
 PACKAGES = ("numpy", "safetensors", "tokenizers", "gguf", "jinja2", "huggingface-hub", "hip-python")
@@ -48,7 +50,10 @@ class Advice:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One device as a build of the library sees it; `reason` says why it is not usable."""
+    """One device as a build of the library sees it; `reason` says why it is not usable.
+
+    self_tests: what is known of a GPU, a verdict for each type of weights.
+    """
 
     index: int
     name: str
@@ -57,6 +62,7 @@ class DeviceFacts:
     reason: str
     free_bytes: int
     total_bytes: int
+    self_tests: tuple[self_test.Verdict, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,10 +172,13 @@ class Places:
     may_open: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)
 
 
-def examine(places: Places | None = None) -> Doctor:
-    """Looks at everything; raises nothing: what fails is a fact."""
+def examine(places: Places | None = None, *, run_self_test: bool = False) -> Doctor:
+    """Looks at everything; raises nothing: what fails is a fact.
+
+    run_self_test: tests every usable GPU anew; else what earlier tests found is told.
+    """
     places = places or Places()
-    libraries = tuple(_library_facts(backend) for backend in BACKENDS)
+    libraries = tuple(_library_facts(backend, run_self_test) for backend in BACKENDS)
     amd_gpus = tuple(_amd_gpus(places.pci))
     nodes = tuple(_node_facts(places))
     cpu_library = _try_load("cpu")
@@ -216,7 +225,7 @@ def _try_load(backend: str) -> Library | None:
         return None
 
 
-def _library_facts(backend: str) -> LibraryFacts:
+def _library_facts(backend: str, run_self_test: bool) -> LibraryFacts:
     try:
         path = library_path(backend)
         if path is None:
@@ -228,13 +237,15 @@ def _library_facts(backend: str) -> LibraryFacts:
     try:
         version, runtime_path = library.runtime()
         facts = dataclasses.replace(facts, runtime_version=version, runtime_path=runtime_path)
-        devices = tuple(_device_facts(library, i) for i in range(library.device_count()))
+        devices = tuple(
+            _device_facts(library, i, run_self_test) for i in range(library.device_count())
+        )
     except EngineError as error:
         return dataclasses.replace(facts, device_error=str(error))
     return dataclasses.replace(facts, devices=devices)
 
 
-def _device_facts(library: Library, index: int) -> DeviceFacts:
+def _device_facts(library: Library, index: int, run_self_test: bool) -> DeviceFacts:
     name, arch = library.device_name(index)
     reason, free, total = "", 0, 0
     try:
@@ -242,7 +253,23 @@ def _device_facts(library: Library, index: int) -> DeviceFacts:
         free, total = library.device_memory(index)
     except EngineError as error:
         reason = str(error)
-    return DeviceFacts(index, name, arch, not reason, reason, free, total)
+    verdicts: tuple[self_test.Verdict, ...] = ()
+    if library.backend != "cpu" and not reason:
+        device = Device(library, index, name, arch)
+        verdicts = tuple(
+            _run_self_test(device, precision)
+            if run_self_test
+            else self_test.recall(device, precision)
+            for precision in self_test.PRECISIONS
+        )
+    return DeviceFacts(index, name, arch, not reason, reason, free, total, verdicts)
+
+
+def _run_self_test(device: Device, precision: str) -> self_test.Verdict:
+    try:
+        return self_test.run(device, precision, compute_logits)
+    except EngineError as error:
+        return self_test.Verdict(precision, message=str(error))
 
 
 def _auto_device() -> tuple[str, str]:
@@ -397,6 +424,9 @@ def _library_advice(library: LibraryFacts) -> Iterator[Advice]:
                 f"build libokernel_{library.backend} for {device.arch}",
                 serious=not any(other.usable for other in library.devices),
             )
+        for verdict in device.self_tests:
+            if verdict.state == "failed":
+                yield Advice(verdict.message, f'use device="cpu", and {self_test.REPORT}')
 
 
 # ---- text ---------------------------------------------------------------------------------------
@@ -423,6 +453,8 @@ def _lines(facts: Doctor) -> Iterator[str]:
             memory = f"{_gib(device.free_bytes)} free of {_gib(device.total_bytes)}"
             state = memory if device.usable else f"not usable: {device.reason}"
             yield f"          {device.index}: {device.name} ({device.arch}): {state}"
+            if device.self_tests:
+                yield f"          self-test: {'; '.join(map(_verdict, device.self_tests))}"
     for number, hip in enumerate(facts.hip_devices):
         yield (
             f"hip:{number:<5} {hip.name} ({hip.arch}) at {hip.pci}: {hip.compute_units} units of "
@@ -440,6 +472,14 @@ def _lines(facts: Doctor) -> Iterator[str]:
     for advice in facts.advice:
         yield f"{'PROBLEM' if advice.serious else 'note':9} {advice.problem}"
         yield f"          -> {advice.remedy}"
+
+
+def _verdict(verdict: self_test.Verdict) -> str:
+    if not verdict.when:
+        why = f" ({verdict.message})" if verdict.message else ""
+        return f"{verdict.precision} {verdict.state}{why}"
+    spent = f"{verdict.when}, {verdict.seconds:.1f} s"
+    return f"{verdict.precision} {verdict.state} ({spent}, error {verdict.largest_error:.1e})"
 
 
 def _gib(count: int) -> str:

@@ -18,17 +18,18 @@ from typing import Any, Unpack, overload
 import numpy as np
 
 from pyengine.errors import RequestError
-from pyengine.generation.budget import Request, make_budget
+from pyengine.generation.budget import ALL_LOGITS_ROWS, Request, make_budget
 from pyengine.generation.kv_cache import BlockPool
 from pyengine.generation.runner import StepRunner
 from pyengine.generation.sampling import SamplingOptions, SamplingParams
 from pyengine.generation.scheduler import Scheduler, Sequence, Token
+from pyengine.generation.self_test import tested
 from pyengine.generation.step import StepBuffers
 from pyengine.generation.text import StopStrings, StreamDecoder
 from pyengine.generation.tokenizer import Tokenizer
 from pyengine.generation.tokenizer_files import load_tokenizer
 from pyengine.models.checkpoint import Checkpoint, main_type, open_checkpoint
-from pyengine.models.config import ModelConfig, load_config
+from pyengine.models.config import ModelConfig, load_config, parse_config
 from pyengine.models.decoder import Decoder
 from pyengine.models.hub import resolve_model
 from pyengine.models.loading import Weights, load_weights
@@ -36,6 +37,7 @@ from pyengine.models.spec import DecoderSpec
 from pyengine.models.weights import choose_types, plan_weights
 from pyengine.native import (
     Arena,
+    Device,
     DeviceArray,
     DType,
     Memory,
@@ -148,6 +150,12 @@ def open_model(model: str | os.PathLike[str]) -> ModelSource:
         raise
 
 
+def source_of(checkpoint: Checkpoint) -> ModelSource:
+    """A model of nothing but an open checkpoint, without tokenizer."""
+    config, spec = parse_config(checkpoint.config, str(checkpoint.path))
+    return ModelSource(config, spec, checkpoint, None, checkpoint.path)
+
+
 class _Continuation:
     """A sequence and the text that has come of it."""
 
@@ -230,7 +238,8 @@ class Engine:
     Args:
         model: a directory in Hugging Face's form, a GGUF file, a known name ("demo", "smollm2"), or
             what open_model returns.
-        device: "auto", "cpu", "hip", "hip:1", "cuda".
+        device: "auto", "cpu", "hip", "hip:1", "cuda"; or a Device of choose_device, which is taken
+            as it is. A GPU is tested against the CPU before its first use (self_test.py).
         dtype: "auto" (the checkpoint's), "f32", "f16" or "bf16": stored weights and matrix inputs.
         weights: "q8_0" stores the matrices in 8 bits, "float" in dtype; None: in 8 bits if the file
             is q8_0 itself, else in dtype.
@@ -261,7 +270,7 @@ class Engine:
         self,
         model: str | os.PathLike[str] | ModelSource,
         *,
-        device: str = "auto",
+        device: str | Device = "auto",
         dtype: str = "auto",
         weights: str | None = None,
         kv_dtype: str | None = None,
@@ -293,7 +302,7 @@ class Engine:
         source = model if isinstance(model, ModelSource) else open_model(model)
         try:
             self.config, self.spec, self.tokenizer = source.config, source.spec, source.tokenizer
-            self.device = choose_device(device)
+            self.device = device if isinstance(device, Device) else choose_device(device)
             if self.device.notice:
                 _log.warning("%s", self.device.notice)
             if deterministic and self.device.library.backend != "cpu":
@@ -307,6 +316,7 @@ class Engine:
             self._set_up(
                 source,
                 request,
+                asked_device=device,
                 weights=weights,
                 keep=(keep,) if isinstance(keep, str) else tuple(keep),
                 stream=stream_handle(stream),
@@ -326,6 +336,7 @@ class Engine:
         source: ModelSource,
         request: Request,
         *,
+        asked_device: str | Device,
         weights: str | None,
         keep: tuple[str, ...],
         stream: int,
@@ -334,11 +345,15 @@ class Engine:
         progress: Progress | None,
     ) -> None:
         """Checks the weights, reserves the memory, loads, and builds what runs steps."""
-        library, index = self.device.library, self.device.index
         spec, config, close = self.spec, self.config, self._closing.callback
         plan = plan_weights(spec, config, source.checkpoint)
         types = choose_types(plan, source.checkpoint, self.dtype, weights, keep)
         self.weights = types.weights
+        if isinstance(asked_device, str):
+            self.device = tested(
+                self.device, types, compute_logits, fall_back=asked_device == "auto"
+            )
+        library, index = self.device.library, self.device.index
         budget = make_budget(
             self.device, spec, config, types, self.kv_dtype, request, tied=plan.tied
         )
@@ -629,6 +644,28 @@ class Engine:
     def __del__(self) -> None:
         if getattr(self, "_scheduler", None) is not None:
             warnings.warn("an Engine was not closed", ResourceWarning, stacklevel=2)
+
+
+def compute_logits(
+    device: Device,
+    checkpoint: Checkpoint,
+    token_ids: Items[int],
+    *,
+    chunk_rows: int,
+    dtype: str,
+    weights: str | None,
+) -> Array:
+    """Logits after each token, (T, vocab_size), on an untested device: what the self-test compares.
+
+    Steps of more than ALL_LOGITS_ROWS rows run immediate, in a batch wide enough for their logits.
+    """
+    wide = chunk_rows > ALL_LOGITS_ROWS
+    with Engine(
+        source_of(checkpoint), device=device, dtype=dtype, weights=weights, record=not wide,
+        chunk_rows=chunk_rows, max_batch=chunk_rows if wide else 1, max_context=len(token_ids),
+        kv_tokens=len(token_ids),
+    ) as engine:  # fmt: skip
+        return engine.logits(token_ids)
 
 
 def _params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:

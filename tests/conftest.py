@@ -1,4 +1,4 @@
-"""Where the tests find their models: eight small trained checkpoints, and the folder of goldens."""
+"""Where the tests find their models (eight small trained checkpoints, the goldens) and devices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pyengine.errors import Unavailable
+from pyengine.native import Library, library_path, load_library
 from tests.tiny import write_tiny
 
 TESTS = Path(__file__).resolve().parent
@@ -24,6 +26,42 @@ CHECKPOINTS: dict[str, Path] = {
     "gpt2": TESTS / "checkpoints" / "gpt2",
     "llama": TESTS / "checkpoints" / "llama",
 }
+
+
+GPUS = [backend for backend in ("hip", "cuda") if library_path(backend)]
+"""GPU builds that are here, beside the package or named by OKERNEL_LIB, usable or not."""
+_NO_GPU = pytest.param("gpu", marks=pytest.mark.skip(reason="no GPU build of libokernel is here"))
+
+
+def _usable(backend: str) -> str:
+    try:
+        load_library(backend).check_device(0)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    return backend
+
+
+@pytest.fixture(scope="session", params=["cpu", *GPUS])
+def device(request: pytest.FixtureRequest) -> str:
+    """The CPU, and every kind of GPU that a build is here for: "cpu", "hip", "cuda"."""
+    return _usable(request.param)
+
+
+@pytest.fixture(scope="session", params=GPUS or [_NO_GPU])
+def gpu(request: pytest.FixtureRequest) -> str:
+    """Every kind of GPU that a build is here for."""
+    return _usable(request.param)
+
+
+@pytest.fixture
+def library(device: str) -> Library:
+    """The build that drives `device`."""
+    return load_library(device)
+
+
+def is_standin(device: str) -> bool:
+    """Whether the device is no GPU but the CPU in its clothes, some thousand times slower."""
+    return device != "cpu" and "stand-in" in load_library(device).build_info
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pyengine.errors import DeviceError
 from pyengine.evidence.parity import run_parity
-from pyengine.native import Library
+from pyengine.generation import self_test
+from pyengine.generation.engine import compute_logits
+from pyengine.native import Device, Library
 from tests.amd import op_cases, sample_cases, toolchain
 from tests.amd.standin_library import KernelFault, SampleLibrary
 from tests.conftest import CHECKPOINTS, GOLDEN
+from tests.planted_faults import swap_keys_and_values_of_long_chunks
 
 Samples = Callable[[int, str], SampleLibrary]
 
@@ -209,3 +213,21 @@ def test_a_whole_models_logits_are_those_of_transformers(
     ]
     assert not missed, missed
     assert len(report.gates) >= 2
+
+
+@pytest.mark.parametrize("wave", [32, 64] if toolchain.full_set() else [32])
+def test_the_start_up_self_test_passes_and_finds_a_planted_fault(
+    standin_library: Callable[..., Library],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    wave: int,
+) -> None:
+    monkeypatch.setenv("PYENGINE_CACHE", str(tmp_path))
+    library = standin_library(wave)
+    device = Device(library, 0, *library.device_name())
+    verdict = self_test.run(device, "f32", compute_logits)
+    assert (verdict.state, verdict.message) == ("passed", "")
+    swap_keys_and_values_of_long_chunks(library, monkeypatch)
+    verdict = self_test.run(device, "f32", compute_logits)
+    assert verdict.state == "failed"
+    assert "rotary model in f32, 100 tokens in chunks of 32" in verdict.message

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from pyengine.errors import OutOfMemory
 from pyengine.evidence import doctor
 from pyengine.evidence.doctor import DeviceFacts, Doctor, LibraryFacts, Places, examine
+from pyengine.generation.self_test import PRECISIONS, Verdict
+from pyengine.native import Device, load_library
 
 
 @pytest.fixture
@@ -108,6 +111,48 @@ def test_a_card_that_the_build_has_no_code_for_is_said_with_both(places: Places)
     usable = DeviceFacts(1, "Radeon", "gfx1030", True, "", 1, 2)
     both = dataclasses.replace(hip, devices=(card, usable))
     assert problems(with_library(facts, both)) == ""
+
+
+def test_what_the_self_test_found_is_told(places: Places) -> None:
+    known = (
+        Verdict("f32", "passed", "2026-01-02T03:04:05+00:00", 0.31, 2e-6),
+        Verdict("f16", "failed", "2026-01-02T03:04:06+00:00", 0.2, 0.5, "hip:0 failed: off by 0.5"),
+        Verdict("bf16"),
+        Verdict("q8_0", message="needed 5 bytes, free 4"),
+    )
+    card = DeviceFacts(0, "Radeon", "gfx1030", True, "", 1, 2, known)
+    hip = LibraryFacts("hip", "/lib/libokernel_hip.so", targets=("gfx1030",), devices=(card,))
+    facts = with_library(examine(places), hip)
+    assert not facts.healthy
+    assert 'hip:0 failed: off by 0.5 -> use device="cpu", and report it' in problems(facts)
+    assert (
+        "self-test: f32 passed (2026-01-02T03:04:05+00:00, 0.3 s, error 2.0e-06); "
+        "f16 failed (2026-01-02T03:04:06+00:00, 0.2 s, error 5.0e-01); bf16 not run; "
+        "q8_0 not run (needed 5 bytes, free 4)"
+    ) in facts.to_text()
+    told = facts.to_json()["libraries"][1]["devices"][0]["self_tests"]
+    assert [verdict["state"] for verdict in told] == ["passed", "failed", "not run", "not run"]
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_the_self_test_runs_only_when_asked_for(now: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def run(device: Device, precision: str, compute: object) -> Verdict:
+        ran.append(precision)
+        if precision == "bf16":
+            raise OutOfMemory("needed 5 bytes, free 4")
+        return Verdict(precision, "passed")
+
+    cpu = load_library("cpu")
+    monkeypatch.setattr(cpu, "backend", "hip")
+    monkeypatch.setattr(doctor.self_test, "run", run)
+    facts = doctor._device_facts(cpu, 0, now)
+    states = {verdict.precision: verdict.state for verdict in facts.self_tests}
+    assert list(states) == list(PRECISIONS)
+    assert ran == (list(PRECISIONS) if now else [])
+    assert states["f32"] == ("passed" if now else "not run")
+    assert states["bf16"] == "not run"
 
 
 def test_a_missing_runtime_and_hidden_devices_are_said(

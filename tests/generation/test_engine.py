@@ -13,7 +13,8 @@ import pytest
 
 from pyengine import Completion, Engine
 from pyengine.errors import InvalidArgument, OutOfMemory, RequestError
-from pyengine.native import load_library
+from pyengine.native import Library
+from tests.conftest import is_standin
 
 IDS = [(37 * i * i + 11 * i + 3) % 2040 + 4 for i in range(150)]
 
@@ -226,27 +227,31 @@ def test_learned_positions_end_where_the_table_ends(checkpoints: dict[str, Path]
         Engine(checkpoints["gpt2"], device="cpu", max_context=257)
 
 
-def test_too_much_memory_is_said_in_bytes_and_leaves_nothing(checkpoints: dict[str, Path]) -> None:
-    library = load_library("cpu")
-    with Engine(checkpoints["stablelm2"], device="cpu", max_context=64, max_batch=1):
-        pass
+def test_too_much_memory_is_said_in_bytes_and_leaves_nothing(
+    checkpoints: dict[str, Path], device: str, library: Library
+) -> None:
+    with Engine(checkpoints["stablelm2"], device=device, max_context=64, max_batch=1) as engine:
+        engine.generate("The", max_new_tokens=2)  # loads what stays for the process
     free = library.device_memory()[0]
     with pytest.raises(OutOfMemory, match=r"needed \d+ bytes, free \d+, total \d+.*max_context"):
-        Engine(checkpoints["stablelm2"], device="cpu", max_context=10**9)
-    with Engine(checkpoints["stablelm2"], device="cpu", max_context=64, max_batch=1) as engine:
+        Engine(checkpoints["stablelm2"], device=device, max_context=10**9)
+    with Engine(checkpoints["stablelm2"], device=device, max_context=64, max_batch=1) as engine:
         assert engine.generate("The", max_new_tokens=2).completion_tokens == 2
     assert free - library.device_memory()[0] < 16 << 20
 
 
 def test_every_failing_allocation_is_an_error_and_the_next_engine_works(
-    checkpoints: dict[str, Path],
+    checkpoints: dict[str, Path], device: str, library: Library
 ) -> None:
-    functions = load_library("cpu").c
+    functions = library.c
+    with Engine(checkpoints["stablelm2"], device=device, max_context=64) as engine:
+        engine.generate([1, 2, 3], max_new_tokens=3)  # loads what stays for the process
+    free = library.device_memory()[0]
     failures = 0
     for n in range(1, 1000):
         functions.ok_fail_allocation(n)
         try:
-            with Engine(checkpoints["stablelm2"], device="cpu", max_context=64) as engine:
+            with Engine(checkpoints["stablelm2"], device=device, max_context=64) as engine:
                 engine.generate([1, 2, 3], max_new_tokens=3)
         except OutOfMemory as error:
             failures += 1
@@ -256,6 +261,7 @@ def test_every_failing_allocation_is_an_error_and_the_next_engine_works(
         finally:
             functions.ok_fail_allocation(0)
     assert failures >= 4  # arenas, queue, programs
+    assert free - library.device_memory()[0] < 16 << 20
 
 
 def test_a_closed_engine_says_so(checkpoints: dict[str, Path]) -> None:
@@ -298,6 +304,31 @@ def test_device_logits_of_a_full_context_are_refused(checkpoints: dict[str, Path
         engine.logits_device(IDS[:31])
         with pytest.raises(RequestError, match="32 tokens fill the context of 32"):
             engine.logits_device(IDS[:32])
+
+
+def test_logits_on_a_stream_of_torch_are_taken_by_torch(
+    checkpoints: dict[str, Path], gpu: str
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if is_standin(gpu) or not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    if (gpu == "hip") != (torch.version.hip is not None):
+        pytest.skip(f"this torch is not built for {gpu}")
+    stream = torch.cuda.Stream()
+    with Engine(checkpoints["stablelm2"], device=gpu, stream=stream) as engine:
+        ids = IDS[:40]  # up to 64 rows are one program, whether or not all logits are wanted
+        want = engine.logits(ids)[-1]
+        for _ in range(2):
+            array = engine.logits_device(ids)
+            taken = torch.from_dlpack(array)
+            assert taken.is_cuda and taken.data_ptr() == array.pointer  # no copy
+            viewed = torch.as_tensor(array, device="cuda")  # __cuda_array_interface__
+            assert viewed.data_ptr() == array.pointer
+            with torch.cuda.stream(stream):  # in the order of the engine's own work
+                doubled = taken * 2
+            stream.synchronize()
+            for copy in (taken.cpu(), viewed.cpu(), doubled.cpu() / 2):
+                assert np.array_equal(copy.numpy(), want)
 
 
 def test_a_stream_on_the_cpu_is_refused_and_what_is_no_stream_too(

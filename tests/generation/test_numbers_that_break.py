@@ -26,7 +26,7 @@ def changed(folder: Path, name: str, change: Any, family: str = "qwen2") -> Path
     return edit_tensors(folder, edit)
 
 
-def test_scores_far_beyond_f16_stay_finite(tmp_path: Path) -> None:
+def test_scores_far_beyond_f16_stay_finite(tmp_path: Path, device: str) -> None:
     write_tiny("qwen2", tmp_path)
 
     def steep(tensors: Tensors) -> Tensors:
@@ -36,9 +36,9 @@ def test_scores_far_beyond_f16_stay_finite(tmp_path: Path) -> None:
     edit_tensors(tmp_path, steep)
     for length in (1, 40, 200):
         ids = list(range(length))
-        with Engine(tmp_path, device="cpu", dtype="f16") as engine:
+        with Engine(tmp_path, device=device, dtype="f16") as engine:
             half = engine.logits(ids)
-        with Engine(tmp_path, device="cpu", dtype="f32") as engine:
+        with Engine(tmp_path, device=device, dtype="f32") as engine:
             full = engine.logits(ids)
         assert np.isfinite(half).all()
         assert np.abs(half - full).max() <= 2e-2 * np.abs(full).max()
@@ -54,13 +54,13 @@ def test_scores_far_beyond_f16_stay_finite(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_weight_is_found_by_layer(
-    tmp_path: Path, name: str, place: str, value: float
+    tmp_path: Path, device: str, name: str, place: str, value: float
 ) -> None:
     def damage(array: np.ndarray) -> None:
         array.reshape(-1)[: array.shape[-1]] = value
 
     folder = changed(tmp_path, name, damage)
-    with Engine(folder, device="cpu", dtype="f32") as engine:
+    with Engine(folder, device=device, dtype="f32") as engine:
         for work in (
             lambda: engine.generate([0, 5, 6], max_new_tokens=4),
             lambda: engine.logits([0, 5, 6]),
@@ -70,12 +70,12 @@ def test_a_damaged_weight_is_found_by_layer(
                 work()
 
 
-def test_a_neighbour_in_the_batch_is_not_harmed(tmp_path: Path) -> None:
+def test_a_neighbour_in_the_batch_is_not_harmed(tmp_path: Path, device: str) -> None:
     def damage(array: np.ndarray) -> None:
         array[7] = np.nan  # the embedding of one token
 
     folder = changed(tmp_path, "model.embed_tokens.weight", damage, family="llama")
-    with Engine(folder, device="cpu", dtype="f32") as engine:
+    with Engine(folder, device=device, dtype="f32") as engine:
         alone = engine.generate([1, 2, 3], max_new_tokens=5)
         good = engine.stream([1, 2, 3], max_new_tokens=5)
         bad = engine.stream([1, 7], max_new_tokens=5)

@@ -213,11 +213,14 @@ def test_rows_past_active_are_neither_read_nor_written(
     program.close()
 
 
-def test_partial_sums_beyond_f16_are_held(queue, arena, product):
+def test_partial_sums_beyond_f16_are_held(lib, queue, arena, product):
     weight = np.array([[200] * 1024 + [-200] * 1024 + [1]], np.float32)
     matrix = ops.pack_matrix(queue, arena, weight, DType.F16)
     for rows in (1, 2, 4, 5, 12, 13, 64, 130):
         assert (product(np.ones((rows, 2049), np.float32), matrix) == 1).all()
+    if lib.backend != "cpu":  # as many rows and outputs as its widest tiles ask for
+        wide = ops.pack_matrix(queue, arena, np.repeat(weight, 2816, axis=0), DType.F16)
+        assert (product(np.ones((257, 2049), np.float32), wide) == 1).all()
 
 
 @pytest.mark.parametrize("dtype, quantized", KINDS)

@@ -20,7 +20,7 @@ from pyengine.models import (
     open_checkpoint,
     plan_weights,
 )
-from pyengine.native import Arena, Buffer, DType, Queue, load_library, ops
+from pyengine.native import Arena, Buffer, DType, Library, Queue, load_library, ops
 
 Array = np.ndarray[Any, Any]
 
@@ -82,9 +82,10 @@ def single(
     max_context: int,
     types: WeightTypes | None = None,
     q8_activations: bool = True,
+    library: Library | None = None,
 ) -> Iterator[Single]:
-    """Loads a checkpoint on the CPU; an arena of exactly the planned size."""
-    library = load_library("cpu")
+    """Loads a checkpoint, on the CPU by default; an arena of exactly the planned size."""
+    library = library or load_library("cpu")
     types = types or WeightTypes(DType.F32)
     config, spec = load_config(path)
     blocks = -(-max_context // ops.KV_BLOCK_SIZE)

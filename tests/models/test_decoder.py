@@ -10,11 +10,12 @@ import pytest
 
 from pyengine.evidence.reference import RecordedReference, known_entries, relative_errors
 from pyengine.models import WeightTypes
-from pyengine.native import Buffer, DType
+from pyengine.native import Buffer, DType, Library
 from tests.conftest import CHECKPOINTS, GOLDEN
 from tests.models.safetensors_files import edit_config, edit_tensors
 from tests.models.single import single
 from tests.tiny import write_tiny
+from tests.tolerances import assert_same
 
 # Both sides sum in float32 in their own order; a wrong model is off by 1e-3 to 1 (T15: wrong GELU).
 TOLERANCE = 1e-4
@@ -32,9 +33,11 @@ def random_ids(count: int, vocab_size: int = 256) -> list[int]:
     return np.random.default_rng(count).integers(0, vocab_size, count).tolist()
 
 
-def logits(path: Path, ids: list[int], rows: int | None = None, **options: Any) -> np.ndarray:
+def logits(
+    path: Path, ids: list[int], rows: int | None = None, step: int | None = None, **options: Any
+) -> np.ndarray:
     with single(path, rows=rows or len(ids), max_context=128, **options) as model:
-        return model.logits(ids)
+        return model.logits(ids, step)
 
 
 @pytest.mark.parametrize("name", GOLDENS)
@@ -62,18 +65,21 @@ def test_chunks_of_any_size_give_the_same_bits(name: str, dtype: DType) -> None:
             assert np.array_equal(model.logits(ids, rows), whole), rows
 
 
-def test_a_window_of_eight_sees_eight_keys(tmp_path: Path) -> None:
+def test_a_window_of_eight_sees_eight_keys(tmp_path: Path, device: str, library: Library) -> None:
     ids = random_ids(20)
-    full = logits(write_tiny("phi3", tmp_path / "full"), ids)
-    window = logits(write_tiny("phi3", tmp_path / "window", sliding_window=8), ids)
-    assert np.array_equal(full[:8], window[:8])
-    assert not np.array_equal(full[8], window[8])
+    full = logits(write_tiny("phi3", tmp_path / "full"), ids, library=library)
+    windowed = write_tiny("phi3", tmp_path / "window", sliding_window=8)
+    window = logits(windowed, ids, library=library)
+    one_by_one = logits(windowed, ids, library=library, step=1)
+    assert_same(device, window[:8], full[:8])
+    assert_same(device, one_by_one, window)
+    assert np.abs(full[8] - window[8]).max() > 1e-3 * np.abs(full).max()
 
 
-def test_a_window_that_is_switched_off_changes_nothing(tmp_path: Path) -> None:
+def test_a_window_that_is_switched_off_changes_nothing(tmp_path: Path, library: Library) -> None:
     ids = random_ids(20)
-    plain = logits(write_tiny("qwen2", tmp_path / "a", sliding_window=None), ids)
-    off = logits(write_tiny("qwen2", tmp_path / "b", sliding_window=8), ids)
+    plain = logits(write_tiny("qwen2", tmp_path / "a", sliding_window=None), ids, library=library)
+    off = logits(write_tiny("qwen2", tmp_path / "b", sliding_window=8), ids, library=library)
     assert np.array_equal(plain, off)
 
 
@@ -117,13 +123,14 @@ def test_a_recorded_step_gives_the_same_bits(tmp_path: Path) -> None:
     assert np.array_equal(recorded, immediate)
 
 
-def test_bfloat16_positions_stay_exact_far_out(tmp_path: Path) -> None:
+def test_bfloat16_positions_stay_exact_far_out(tmp_path: Path, library: Library) -> None:
     """Rotation by position 4095, not by its bf16 neighbour 4096: the last row tells them apart."""
     path = write_tiny("llama", tmp_path, max_position_embeddings=4200)
     ids = random_ids(4)
     rows = []
     for start in (4091, 4092):
-        with single(path, rows=4, max_context=4100, types=WeightTypes(DType.BF16)) as model:
+        types = WeightTypes(DType.BF16)
+        with single(path, rows=4, max_context=4100, types=types, library=library) as model:
             model.fill(ids, 0, 4)
             at = np.arange(4, dtype=np.int32) + start
             at[0] = 0  # the first key stays, the others move away from it

@@ -14,6 +14,7 @@ from tests.conftest import CHECKPOINTS, GOLDEN, ROOT
 from tests.tiny import VARIANTS
 
 NAMES = sorted(path.name for path in GOLDEN.iterdir())
+TINY = [name for name in NAMES if name.startswith("tiny-")]
 DATA_LIMIT_BYTES = 20 << 20
 
 
@@ -24,6 +25,17 @@ def test_logits_are_those_of_transformers(golden_model, name, dtype):
         golden_model(name), reference=GOLDEN / name, dtype=dtype, device="cpu",
         untrained=name.startswith("tiny-"),
     )  # fmt: skip
+    missed = [gate for gate in report.gates if not gate.passed]
+    assert not missed, missed
+    assert len(report.gates) >= 2
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_of_tiny_models_on_a_gpu_are_those_of_transformers(golden_model, gpu, name):
+    """The trained ones meet Transformers there in all types: `pyengine parity --suite`."""
+    report = run_parity(
+        golden_model(name), reference=GOLDEN / name, dtype="f32", device=gpu, untrained=True
+    )
     missed = [gate for gate in report.gates if not gate.passed]
     assert not missed, missed
     assert len(report.gates) >= 2

@@ -51,10 +51,10 @@ class Trial(NamedTuple):
 
 
 TRIALS = {
-    "rotary": Trial(  # with RMS norms, grouped queries and a gated MLP
+    "rotary": Trial(  # with RMS norms, grouped queries, a gated MLP; keys enough to be shared out
         _LLAMA
         | {"hidden_size": 64, "intermediate_size": 112}
-        | {"num_attention_heads": 4, "num_key_value_heads": 2},
+        | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128},
         (1, 7, 32, 64, TOKENS),
     ),
     "alibi": Trial(  # with layer norms, biases and sizes that are no powers of two
@@ -65,7 +65,7 @@ TRIALS = {
     "wide": Trial(  # as wide as the largest tiles of matrix products need it
         _LLAMA
         | {"hidden_size": 32, "intermediate_size": 4096}
-        | {"num_attention_heads": 2, "num_key_value_heads": 2},
+        | {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64},
         (TOKENS,),
     ),
 }

@@ -9,14 +9,14 @@ import pytest
 from pyengine.native import Library
 
 
-def swap_keys_and_values_of_long_chunks(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on a step of more than 16 rows caches its keys as values and its values as keys."""
-    append = library.c.ok_kv_append
+def rotate_half_of_long_chunks(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a step of more than 16 rows rotates half of what it should."""
+    append = library.c.ok_rope_append
 
-    def swapped(queue: int, cache: int, dtype: int, blocks: int, *rest: Any) -> Any:
-        k, v, stride, slot, rows, *shape = rest
+    def halved(*arguments: Any) -> Any:
+        *before, rows, heads, kv_heads, head_dim, rotary_dim = arguments
         if rows > 16:
-            k, v = v, k
-        return append(queue, cache, dtype, blocks, k, v, stride, slot, rows, *shape)
+            rotary_dim //= 2
+        return append(*before, rows, heads, kv_heads, head_dim, rotary_dim)
 
-    monkeypatch.setattr(library.c, "ok_kv_append", swapped)
+    monkeypatch.setattr(library.c, "ok_rope_append", halved)

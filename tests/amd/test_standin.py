@@ -17,7 +17,7 @@ from pyengine.native import Device, Library
 from tests.amd import op_cases, sample_cases, toolchain
 from tests.amd.standin_library import KernelFault, SampleLibrary
 from tests.conftest import CHECKPOINTS, GOLDEN
-from tests.planted_faults import swap_keys_and_values_of_long_chunks
+from tests.planted_faults import rotate_half_of_long_chunks
 
 Samples = Callable[[int, str], SampleLibrary]
 
@@ -227,7 +227,7 @@ def test_the_start_up_self_test_passes_and_finds_a_planted_fault(
     device = Device(library, 0, *library.device_name())
     verdict = self_test.run(device, "f32", compute_logits)
     assert (verdict.state, verdict.message) == ("passed", "")
-    swap_keys_and_values_of_long_chunks(library, monkeypatch)
+    rotate_half_of_long_chunks(library, monkeypatch)
     verdict = self_test.run(device, "f32", compute_logits)
     assert verdict.state == "failed"
     assert "rotary model in f32, 100 tokens in chunks of 32" in verdict.message

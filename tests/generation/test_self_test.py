@@ -20,7 +20,7 @@ from pyengine.generation.engine import ModelSource, compute_logits, source_of
 from pyengine.models.random_weights import RandomCheckpoint
 from pyengine.models.weights import WeightTypes
 from pyengine.native import Device, DType, load_library
-from tests.planted_faults import swap_keys_and_values_of_long_chunks
+from tests.planted_faults import rotate_half_of_long_chunks
 
 Array = np.ndarray[Any, Any]
 F32 = WeightTypes(DType.F32)
@@ -338,7 +338,7 @@ def test_a_fault_of_long_chunks_is_found_by_auto_and_by_name(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    swap_keys_and_values_of_long_chunks(load_library(gpu), monkeypatch)
+    rotate_half_of_long_chunks(load_library(gpu), monkeypatch)
     with pytest.raises(SelfTestError, match="rotary model in f32, 100 tokens in chunks of 32"):
         Engine(model, device=gpu, dtype="f32")
     with Engine(model, device="auto", dtype="f32", max_batch=1) as engine:

@@ -81,7 +81,7 @@ def single(
     rows: int,
     max_context: int,
     types: WeightTypes | None = None,
-    q8_activations: bool = True,
+    q8_activations: bool | None = None,
     library: Library | None = None,
 ) -> Iterator[Single]:
     """Loads a checkpoint, on the CPU by default; an arena of exactly the planned size."""
@@ -100,7 +100,8 @@ def single(
             Arena(library, 4 * rows * (config.vocab_size + 8) + (1 << 16)) as step,
             Queue(library) as queue,
         ):
-            queue.set_quantized_activations(q8_activations)
+            if q8_activations is not None:
+                queue.set_quantized_activations(q8_activations)
             weights = load_weights(queue, arena, spec, config, checkpoint, types, plan=plan)
             queue.set_scratch(arena, memory.scratch)
             kv = [
@@ -127,7 +128,7 @@ def single(
 
 
 def logits_of(
-    path: Path, types: WeightTypes | None = None, *, q8_activations: bool = True
+    path: Path, types: WeightTypes | None = None, *, q8_activations: bool | None = None
 ) -> Array:
     """float32 (6, vocab) of six fixed tokens."""
     ids = [5, 17, 250, 3, 3, 99]

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 from pyengine.errors import EngineError
 
 if TYPE_CHECKING:
-    from pyengine.generation.engine import Chunk, Completion, Engine, open_model
+    from pyengine.generation.completion import Chunk, Completion
+    from pyengine.generation.engine import Engine
     from pyengine.generation.sampling import SamplingParams
     from pyengine.generation.scheduler import Token
+    from pyengine.generation.source import open_model
 
 try:
     __version__ = importlib.metadata.version("okernel-pyengine")
@@ -29,12 +31,12 @@ except importlib.metadata.PackageNotFoundError:  # run from a source tree
 
 # Loaded at first use, so that `import pyengine` costs no numpy and no tokenizers.
 _LAZY = {
-    "Chunk": "pyengine.generation.engine",
-    "Completion": "pyengine.generation.engine",
+    "Chunk": "pyengine.generation.completion",
+    "Completion": "pyengine.generation.completion",
     "Engine": "pyengine.generation.engine",
     "SamplingParams": "pyengine.generation.sampling",
     "Token": "pyengine.generation.scheduler",
-    "open_model": "pyengine.generation.engine",
+    "open_model": "pyengine.generation.source",
 }
 
 

@@ -17,7 +17,8 @@ import statistics
 from typing import Any
 
 from pyengine.evidence.bench import BenchReport, run_bench
-from pyengine.generation.engine import Engine, ModelSource, source_of
+from pyengine.generation.engine import Engine
+from pyengine.generation.source import ModelSource, source_of
 from pyengine.models.random_weights import RandomCheckpoint
 from pyengine.native import choose_device
 

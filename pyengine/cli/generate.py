@@ -11,7 +11,8 @@ import typer
 
 from pyengine.cli import options
 from pyengine.errors import RequestError
-from pyengine.generation.engine import Completion, Engine, Prompt
+from pyengine.generation.completion import Completion
+from pyengine.generation.engine import Engine, Prompt
 from pyengine.generation.sampling import SamplingParams
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyengine.cli import options
 from pyengine.generation.budget import Request, make_budget
-from pyengine.generation.engine import open_model, parse_dtype
+from pyengine.generation.source import open_model, parse_dtype
 from pyengine.models.checkpoint import main_type
 from pyengine.models.config import describe
 from pyengine.models.weights import choose_types, parameter_count, plan_weights

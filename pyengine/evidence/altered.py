@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyengine.evidence.quantized import round_trip
-from pyengine.generation.engine import ModelSource
+from pyengine.generation.source import ModelSource
 from pyengine.models.checkpoint import Checkpoint
 from pyengine.models.config import ModelConfig
 from pyengine.models.layouts import Transposed

@@ -19,7 +19,8 @@ from pyengine.evidence.reference import (
     log_probabilities,
     relative_errors,
 )
-from pyengine.generation.engine import Engine, ModelSource
+from pyengine.generation.engine import Engine
+from pyengine.generation.source import ModelSource
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

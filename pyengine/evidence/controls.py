@@ -21,7 +21,7 @@ from pyengine.evidence.parity import collect_prompts, open_reference
 from pyengine.evidence.prompts import Prompt
 from pyengine.evidence.quantized import BLOCK
 from pyengine.evidence.reference import Expected, Reference
-from pyengine.generation.engine import ModelSource, open_model
+from pyengine.generation.source import ModelSource, open_model
 from pyengine.models.config import ModelConfig, parse_config
 
 STRUCTURAL_ERROR = 0.05

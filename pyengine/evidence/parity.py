@@ -35,7 +35,8 @@ from pyengine.evidence.reference import (
     check_same_model,
     checkpoint_hashes,
 )
-from pyengine.generation.engine import Engine, ModelSource, open_model
+from pyengine.generation.engine import Engine
+from pyengine.generation.source import ModelSource, open_model
 
 
 @dataclass

@@ -25,7 +25,7 @@ from pyengine.evidence.comparison import (
 )
 from pyengine.evidence.prompts import Prompt
 from pyengine.evidence.reference import TransformersReference
-from pyengine.generation.engine import ModelSource
+from pyengine.generation.source import ModelSource
 from pyengine.models.config import load_config
 from pyengine.models.layouts import Transposed
 from pyengine.models.weights import expected_weights

@@ -11,7 +11,7 @@ from pathlib import Path
 from pyengine.errors import CannotCompare, EngineError
 from pyengine.evidence.controls import ControlResult, Remembered, applicable, run_control
 from pyengine.evidence.parity import ParityReport, collect_prompts, compare_model, open_reference
-from pyengine.generation.engine import open_model
+from pyengine.generation.source import open_model
 
 
 @dataclass

@@ -11,35 +11,30 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Unpack, overload
 
 import numpy as np
 
 from pyengine.errors import RequestError
 from pyengine.generation.budget import ALL_LOGITS_ROWS, Request, make_budget
+from pyengine.generation.completion import Chunk, Completion, Continuation
 from pyengine.generation.kv_cache import BlockPool
 from pyengine.generation.runner import StepRunner
 from pyengine.generation.sampling import SamplingOptions, SamplingParams
-from pyengine.generation.scheduler import Scheduler, Sequence, Token
+from pyengine.generation.scheduler import Scheduler, Sequence
 from pyengine.generation.self_test import tested
+from pyengine.generation.source import ModelSource, open_model, parse_dtype, source_of
 from pyengine.generation.step import StepBuffers
-from pyengine.generation.text import StopStrings, StreamDecoder
 from pyengine.generation.tokenizer import Tokenizer
-from pyengine.generation.tokenizer_files import load_tokenizer
-from pyengine.models.checkpoint import Checkpoint, main_type, open_checkpoint
-from pyengine.models.config import ModelConfig, load_config, parse_config
+from pyengine.models.checkpoint import Checkpoint
 from pyengine.models.decoder import Decoder
-from pyengine.models.hub import resolve_model
 from pyengine.models.loading import Weights, load_weights
-from pyengine.models.spec import DecoderSpec
 from pyengine.models.weights import choose_types, plan_weights
 from pyengine.native import (
     Arena,
     Device,
     DeviceArray,
-    DType,
     Memory,
     Queue,
     choose_device,
@@ -51,164 +46,10 @@ from pyengine.native.memory import Array
 _log = logging.getLogger("pyengine")
 
 MAX_THREADS = 256
-DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16}
 
 Progress = Callable[[int, int], None]
 Messages = Items[Mapping[str, Any]]  # [{"role": "user", "content": "..."}, ...]
 Prompt = str | Items[int] | Messages
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What came of one prompt.
-
-    Attributes:
-        text: the continuation, without the prompt, stop string or end-of-text token.
-        token_ids: the generated ids, the end-of-text token included.
-        prompt_token_ids: what the model was given.
-        finish_reason: "stop" (end of text or a stop string) or "length".
-        logprobs: one Token a generated id (id, logprob, most probable ones); None unless asked for.
-    """
-
-    text: str
-    token_ids: list[int]
-    prompt_token_ids: list[int]
-    finish_reason: str
-    logprobs: list[Token] | None = None
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Number of prompt tokens."""
-        return len(self.prompt_token_ids)
-
-    @property
-    def completion_tokens(self) -> int:
-        """Number of generated tokens."""
-        return len(self.token_ids)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for json.dumps."""
-        values: dict[str, Any] = {
-            "text": self.text,
-            "finish_reason": self.finish_reason,
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "token_ids": self.token_ids,
-        }
-        if self.logprobs is not None:
-            values["logprobs"] = [
-                {"id": t.id, "logprob": t.logprob, "top": [list(pair) for pair in t.top]}
-                for t in self.logprobs
-            ]
-        return values
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of a streamed continuation.
-
-    Attributes:
-        text: new text; whole characters only; may be empty in the last chunk.
-        finish_reason: empty until the last chunk.
-        completion: the whole result, in the last chunk.
-    """
-
-    text: str
-    finish_reason: str = ""
-    completion: Completion | None = None
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """A model that is found and understood, its weights not yet read.
-
-    Attributes:
-        config, spec: its numbers and traits. checkpoint: its open weight files.
-        tokenizer: None for a model without one (token ids only).
-    """
-
-    config: ModelConfig
-    spec: DecoderSpec
-    checkpoint: Checkpoint
-    tokenizer: Tokenizer | None
-    path: Path
-
-    def close(self) -> None:
-        """Closes the weight files."""
-        self.checkpoint.close()
-
-
-def open_model(model: str | os.PathLike[str]) -> ModelSource:
-    """Finds a model by path or name, fetching it if need be, and reads all but its weights."""
-    path = resolve_model(model)
-    config, spec = load_config(path)
-    checkpoint = open_checkpoint(path)
-    try:
-        return ModelSource(config, spec, checkpoint, load_tokenizer(path), path)
-    except BaseException:
-        checkpoint.close()
-        raise
-
-
-def source_of(checkpoint: Checkpoint) -> ModelSource:
-    """A model of nothing but an open checkpoint, without tokenizer."""
-    config, spec = parse_config(checkpoint.config, str(checkpoint.path))
-    return ModelSource(config, spec, checkpoint, None, checkpoint.path)
-
-
-class _Continuation:
-    """A sequence and the text that has come of it."""
-
-    def __init__(
-        self,
-        sequence: Sequence,
-        params: SamplingParams,
-        tokenizer: Tokenizer | None,
-        *,
-        continues: bool,
-    ) -> None:
-        self.sequence = sequence
-        self._params = params
-        self._decoder = None  # without a tokenizer: ids alone
-        if tokenizer is not None:
-            self._decoder = StreamDecoder(tokenizer, continues=continues)
-        self._stops = StopStrings(params.stop_strings)
-        self._text = ""
-        self._tokens: list[Token] = []
-        self.stopped = False  # by a stop string
-        self.finished = False
-
-    def pump(self) -> str:
-        """New text since the last call; at the end, all that was held back."""
-        text, sequence = "", self.sequence
-        while sequence.fresh and not self.stopped:
-            token = sequence.fresh.popleft()
-            self._tokens.append(token)
-            ends = sequence.done and not sequence.fresh and sequence.finish_reason == "stop"
-            if self._decoder and not ends:  # the end-of-text token is not text
-                text += self._cut(self._decoder.push(token.id))
-        if (sequence.done or self.stopped) and not self.finished:
-            self.finished = True
-            if self._decoder and not self.stopped:
-                text += self._cut(self._decoder.finish())
-            text += self._stops.finish()
-        self._text += text
-        return text
-
-    def _cut(self, piece: str) -> str:
-        text, self.stopped = self._stops.push(piece)
-        return text
-
-    def completion(self) -> Completion:
-        """The result so far."""
-        sequence = self.sequence
-        return Completion(
-            text=self._text,
-            token_ids=[t.id for t in self._tokens],
-            prompt_token_ids=sequence.tokens[: sequence.prompt_length],
-            finish_reason="stop" if self.stopped else sequence.finish_reason,
-            logprobs=self._tokens if self._params.logprobs is not None else None,
-        )
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -508,7 +349,7 @@ class Engine:
 
     # ---- driving the scheduler ------------------------------------------------------------------
 
-    def _begin(self, prompt: Prompt, params: SamplingParams) -> _Continuation:
+    def _begin(self, prompt: Prompt, params: SamplingParams) -> Continuation:
         """A prompt on its way. An answer starts a text of its own, anything else goes on."""
         is_chat = _is_chat(prompt)
         ids = self._check_ids(self.chat_ids(prompt) if is_chat else self._ids(prompt))  # type: ignore[arg-type]
@@ -518,7 +359,7 @@ class Engine:
                 f"min_new_tokens: this model has {len(eos)} end-of-text tokens, "
                 f"at most {ops.SAMPLE_MAX_BANNED} can be held back"
             )
-        return _Continuation(
+        return Continuation(
             Sequence(ids, params, eos), params, self.tokenizer, continues=not is_chat
         )
 
@@ -529,7 +370,7 @@ class Engine:
         ids = frozenset(self.config.eos_token_ids) | frozenset(of_tokenizer)
         return frozenset(i for i in ids if 0 <= i < self.config.vocab_size)
 
-    def _run_all(self, sequences: list[Sequence], pump: list[_Continuation] | None = None) -> None:
+    def _run_all(self, sequences: list[Sequence], pump: list[Continuation] | None = None) -> None:
         """Adds the sequences and steps until all are done; an error ends them all."""
         added = []
         try:
@@ -551,7 +392,7 @@ class Engine:
             if sequence.error is not None:
                 raise sequence.error
 
-    def _advance(self, continuation: _Continuation) -> str:
+    def _advance(self, continuation: Continuation) -> str:
         """Takes new tokens as text; ends the sequence when a stop string has come."""
         with self._lock:  # else another thread's step could add tokens between two looks
             text = continuation.pump()
@@ -559,7 +400,7 @@ class Engine:
             self._finish(continuation.sequence, "stop")
         return text
 
-    def _stream(self, continuation: _Continuation) -> Iterator[Chunk]:
+    def _stream(self, continuation: Continuation) -> Iterator[Chunk]:
         sequence = continuation.sequence
         with self._exclusive() as scheduler:
             scheduler.add(sequence)
@@ -688,16 +529,6 @@ def _is_one(prompt: Any) -> bool:
     if not isinstance(prompt, list | tuple | np.ndarray) or _is_chat(prompt):
         return True
     return not any(isinstance(item, str | Items | np.ndarray) for item in prompt)
-
-
-def parse_dtype(option: str, word: str, checkpoint: Checkpoint | None = None) -> DType:
-    """The type an option names; "auto": what most weights are stored in, f16 if quantised."""
-    if word == "auto" and checkpoint is not None:
-        return DTYPES.get(main_type(checkpoint).lower(), DType.F16)
-    if word not in DTYPES:
-        expected = ", ".join((["auto"] if checkpoint else []) + list(DTYPES))
-        raise RequestError(f"{option}={word!r}: expected one of {expected}")
-    return DTYPES[word]
 
 
 def _decode_bytes(weights: Weights) -> int:

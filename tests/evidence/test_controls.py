@@ -13,7 +13,7 @@ from pyengine.evidence.comparison import compare_all, gates, open_engine, summar
 from pyengine.evidence.controls import applicable, run_control, run_controls
 from pyengine.evidence.mistakes import CONTROLS, Control
 from pyengine.evidence.reference import RecordedReference
-from pyengine.generation.engine import open_model
+from pyengine.generation.source import open_model
 from tests.conftest import CHECKPOINTS, GOLDEN
 
 # Traits that no trained checkpoint has are shown on a tiny random model.

@@ -22,7 +22,8 @@ from pyengine.evidence.quantized import (
 )
 from pyengine.evidence.reference import Expected, _thin
 from pyengine.evidence.report import cost_table
-from pyengine.generation.engine import Engine, ModelSource, open_model
+from pyengine.generation.engine import Engine
+from pyengine.generation.source import ModelSource, open_model
 from tests.conftest import CHECKPOINTS
 from tests.reference import dequantize_q8_0, quantize_q8_0
 

@@ -11,7 +11,7 @@ from pyengine.evidence.controls import applicable, run_controls
 from pyengine.evidence.parity import run_parity
 from pyengine.evidence.report import number, share, suite_table, write_report, write_suite
 from pyengine.evidence.suite import run_suite
-from pyengine.generation.engine import open_model
+from pyengine.generation.source import open_model
 from tests.conftest import CHECKPOINTS, GOLDEN, ROOT
 
 

@@ -119,7 +119,8 @@ def test_words_and_roles_that_are_not_known_are_refused(model: Path) -> None:
 _PEAK = """
 import json, sys
 from pathlib import Path
-from pyengine.generation.engine import Engine, open_model
+from pyengine.generation.engine import Engine
+from pyengine.generation.source import open_model
 
 def status(key):
     lines = Path("/proc/self/status").read_text().splitlines()

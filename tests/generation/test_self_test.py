@@ -16,7 +16,8 @@ import pytest
 from pyengine import Engine
 from pyengine.errors import DeviceError, LibraryError, OutOfMemory, RequestError, SelfTestError
 from pyengine.generation import self_test
-from pyengine.generation.engine import ModelSource, compute_logits, source_of
+from pyengine.generation.engine import compute_logits
+from pyengine.generation.source import ModelSource, source_of
 from pyengine.models.random_weights import RandomCheckpoint
 from pyengine.models.weights import WeightTypes
 from pyengine.native import Device, DType, load_library

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from pyengine.evidence.parity import collect_prompts, compare_model, open_reference
-from pyengine.generation.engine import open_model
+from pyengine.generation.source import open_model
 from tests.conftest import CHECKPOINTS, GOLDEN
 from tests.tiny import VARIANTS, write_tiny
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pyengine import Engine
-from pyengine.generation.engine import source_of
+from pyengine.generation.source import source_of
 from pyengine.models.random_weights import RandomCheckpoint
 from tests.tiny import FAMILIES, tiny_config
 

@@ -28,10 +28,12 @@ DEVICE float activated(float x) {
 
 #define ACTIVATION_KERNELS(name, activation)                                        \
     KERNEL activate_##name##_kernel(float *y, const float *x, int64_t n) {          \
+        begin_rows();                                                               \
         const int64_t i = global_thread();                                          \
         if (i < n) y[i] = activated<activation>(x[i]);                              \
     }                                                                               \
     KERNEL activate_gated_##name##_kernel(float *y, const float *x, int64_t cols) { \
+        begin_rows();                                                               \
         const int64_t row = blockIdx.x, c = column();                               \
         const float *gate = x + row * 2 * cols, *up = gate + cols;                  \
         if (c < cols) y[row * cols + c] = activated<activation>(gate[c]) * up[c];   \

@@ -8,6 +8,7 @@ namespace ok {
 
 KERNEL gather_rows_kernel(float *y, const float *x, const int32_t *index, const int32_t *active, int64_t rows,
                           int64_t x_rows, int64_t cols) {
+    begin_rows();
     const int64_t row = blockIdx.x, c = column();
     if (row >= active_rows(active, rows) || c >= cols) return;
     const int64_t from = index[row];
@@ -15,6 +16,7 @@ KERNEL gather_rows_kernel(float *y, const float *x, const int32_t *index, const 
 }
 
 KERNEL count_nonfinite_kernel(int32_t *count, const float *x, const int32_t *active, int64_t rows, int64_t cols) {
+    begin_rows();
     const int64_t n = active_rows(active, rows) * cols, step = static_cast<int64_t>(gridDim.x) * blockDim.x;
     int32_t found = 0;
     for (int64_t i = global_thread(); i < n; i += step) found += !is_finite(x[i]);

@@ -9,6 +9,7 @@ namespace ok {
 
 template <class Weights>
 DEVICE void embed(float *y, const void *table, const int32_t *ids, const float *residual, int64_t vocab, int64_t cols) {
+    begin_rows();
     const int64_t row = blockIdx.x, c = column();
     if (c >= cols) return;
     const int64_t id = ids[row];

@@ -40,6 +40,26 @@ constexpr int kWave = 32;
 #endif
 constexpr int kMaxWaves = 1024 / 32;
 
+// The first thing that every kernel does. On NVIDIA a kernel may be launched while the one before still runs
+// (runtime_cuda.cpp): here it waits for that one's end, before it touches memory.
+DEVICE void begin_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel's blocks come and wait beside this one's. That hides the launch, and pays in kernels of a decode;
+// where blocks are large, they would be spread unevenly over what is free early.
+DEVICE void start_next() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Both, for kernels whose grid has a row in x.
+DEVICE void begin_rows() {
+    begin_kernel();
+    if (gridDim.x <= 16) start_next();
+}
+
 DEVICE int lane_index() { return threadIdx.x % kWave; }
 DEVICE int wave_index() { return threadIdx.x / kWave; }
 DEVICE int wave_count() { return (blockDim.x + kWave - 1) / kWave; }

@@ -10,6 +10,7 @@ namespace ok {
 template <class T>
 DEVICE void append(T *cache, int64_t blocks, const float *k, const float *v, int64_t stride, const int32_t *slots,
                    int64_t kv_heads, int64_t head_dim) {
+    begin_rows();
     const KVLayout layout(kv_heads, head_dim);
     const int64_t row = blockIdx.x, at = column(), slot = slots[row];
     const int64_t head = at / layout.padded_dim, d = at % layout.padded_dim;

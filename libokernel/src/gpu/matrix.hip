@@ -11,6 +11,7 @@ namespace ok {
 // packed, src: the first row of the slice.
 template <class T>
 DEVICE void pack(T *packed, const uint8_t *src, int32_t src_dtype, int64_t in, int32_t *overflow) {
+    begin_kernel();
     const int64_t row = blockIdx.x, c = column(), cols = padded_cols(in);
     int32_t lost = 0;
     if (c < cols) {
@@ -34,6 +35,7 @@ PACK_KERNEL(matrix_pack_bf16_kernel, bf16)
 
 KERNEL matrix_pack_q8_0_kernel(int8_t *packed_quants, f16 *packed_scales, const uint8_t *src, int32_t src_dtype,
                                int64_t in, int32_t *overflow) {
+    begin_kernel();
     const int64_t row = blockIdx.x, block = column(), row_blocks = padded_cols(in) / kMatrixBlock;
     if (block >= row_blocks) return;
     src += row * plain_row_bytes(src_dtype, in);
@@ -59,6 +61,7 @@ KERNEL matrix_pack_q8_0_kernel(int8_t *packed_quants, f16 *packed_scales, const 
 
 template <class Weights>
 DEVICE void unpack(float *dst, const void *packed, int64_t out, int64_t in, int64_t first_row) {
+    begin_kernel();
     const int64_t row = blockIdx.x, c = column();
     if (c < in) dst[row * in + c] = Weights(packed, out, in).value(first_row + row, c);
 }
@@ -73,6 +76,7 @@ UNPACK_KERNEL(matrix_unpack_bf16_kernel, FloatMatrix<bf16>)
 UNPACK_KERNEL(matrix_unpack_q8_0_kernel, Q8Matrix)
 
 KERNEL matrix_unpack_blocks_kernel(uint8_t *dst, const void *packed, int64_t out, int64_t in, int64_t first_row) {
+    begin_kernel();
     const int64_t row = blockIdx.x, block = column(), row_blocks = padded_cols(in) / kMatrixBlock;
     if (block >= row_blocks) return;
     const Q8Matrix matrix(packed, out, in);

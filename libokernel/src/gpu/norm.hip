@@ -112,6 +112,7 @@ DEVICE void normalise_any(const NormVector &v) {
 KERNEL_OF(kNormThreads, 1)
 rms_norm_kernel(float *y, int64_t y_stride, const float *x, int64_t x_stride, const float *weight,
                 const float *residual, int64_t residual_stride, int64_t groups, int64_t cols, float eps, int32_t held) {
+    begin_rows();
     const NormVector v(y, y_stride, x, x_stride, weight, nullptr, residual, residual_stride, groups, cols, eps);
     held ? normalise_held<false>(v) : normalise_any<false>(v);
 }
@@ -120,6 +121,7 @@ KERNEL_OF(kNormThreads, 1)
 layer_norm_kernel(float *y, int64_t y_stride, const float *x, int64_t x_stride, const float *weight, const float *bias,
                   const float *residual, int64_t residual_stride, int64_t groups, int64_t cols, float eps,
                   int32_t held) {
+    begin_rows();
     const NormVector v(y, y_stride, x, x_stride, weight, bias, residual, residual_stride, groups, cols, eps);
     held ? normalise_held<true>(v) : normalise_any<true>(v);
 }

@@ -13,6 +13,7 @@ constexpr int kLoads = 8;
 constexpr int64_t kReadBlocks = 4096;
 
 KERNEL probe_read_kernel(uint32_t *sum, const uint8_t *src, int64_t chunks) {
+    begin_kernel();
     const Words4 *from = reinterpret_cast<const Words4 *>(src);
     const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
     uint32_t total = 0;
@@ -30,7 +31,10 @@ KERNEL probe_read_kernel(uint32_t *sum, const uint8_t *src, int64_t chunks) {
 }
 
 // y[i] = 3 x[i] + 1, modulo 2^32; a chain of these shows a stale or reordered node.
-KERNEL probe_step_kernel(uint32_t *y, const uint32_t *x) { y[threadIdx.x] = 3u * x[threadIdx.x] + 1u; }
+KERNEL probe_step_kernel(uint32_t *y, const uint32_t *x) {
+    begin_kernel();
+    y[threadIdx.x] = 3u * x[threadIdx.x] + 1u;
+}
 
 }  // namespace ok
 

@@ -8,6 +8,7 @@
 namespace ok {
 
 KERNEL quantize_q8_0_kernel(uint8_t *blocks, const uint8_t *src, int32_t src_dtype, int64_t cols, int32_t *overflow) {
+    begin_kernel();
     const int64_t row = blockIdx.x, block = column(), row_blocks = padded_cols(cols) / kMatrixBlock;
     if (block >= row_blocks) return;
     Q8Block *to = reinterpret_cast<Q8Block *>(blocks) + row * row_blocks + block;

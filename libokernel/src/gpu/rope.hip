@@ -9,6 +9,7 @@ namespace ok {
 
 KERNEL rope_kernel(float *x, int64_t stride, const float *table, int64_t table_rows, const int32_t *table_row,
                    int64_t pairs, int64_t head_dim, int64_t half) {
+    begin_rows();
     const int64_t row = blockIdx.x, pair = column(), at = table_row[row];
     if (pair >= pairs || at < 0 || at >= table_rows) return;
     const int64_t head = pair / half, j = pair % half;

@@ -158,6 +158,7 @@ DEVICE int32_t walk(const SampleRow &row, const SampleFilter &filter, uint32_t s
 KERNEL_OF(kSampleThreads, 1)
 sample_kernel(int32_t *ids, float *logprobs, const float *logits, const float *floats, const int32_t *ints,
               uint32_t *counts, const float *bias, const int32_t *active, int64_t slots, int64_t rows, int64_t vocab) {
+    begin_kernel();
     const int64_t r = blockIdx.x;
     if (r >= active_rows(active, rows)) return;
     const float *f = floats + r * OK_SAMPLE_FLOATS;
@@ -228,6 +229,7 @@ sample_kernel(int32_t *ids, float *logprobs, const float *logits, const float *f
 
 KERNEL sample_reset_kernel(uint32_t *counts, float *bias, int64_t vocab, const int32_t *prompt, int64_t prompt_length,
                            const int32_t *bias_ids, const float *bias_values, int64_t bias_length) {
+    begin_kernel();
     for (int64_t id = threadIdx.x; id < vocab; id += blockDim.x) {
         if (counts) counts[id] = 0;
         if (bias) bias[id] = 0.0f;

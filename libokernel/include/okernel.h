@@ -201,6 +201,10 @@ OK_API ok_status ok_matmul_scratch_bytes(ok_dtype dtype, int64_t rows, int64_t o
  * per row and 32 values, and multiplied as integers, exactly; 0: kept in f32, which is slower. GPU builds keep f32:
  * OK_ERR_UNSUPPORTED for 1. A property of the queue, read when an operation is queued. */
 OK_API ok_status ok_queue_set_quantized_activations(ok_queue *queue, int32_t on);
+/* Whether matmuls and attention use one variant of their kernels whatever the number of rows and the context, so that a
+ * row is the same, bit for bit, in any company (1), or the fastest for each shape (0, the default). A property of the
+ * queue, read when an operation is queued. The CPU always holds that promise: there it changes nothing. */
+OK_API ok_status ok_queue_set_deterministic(ok_queue *queue, int32_t on);
 
 /* The norm before a matmul and the activation after it: y = epilogue(norm(x) W^T + bias), in one launch for few rows on
  * a GPU, else as the single operations would.

@@ -55,6 +55,13 @@ ok_status ok_queue_set_scratch(ok_queue *queue, void *scratch, uint64_t bytes) {
     return OK_SUCCESS;
 }
 
+ok_status ok_queue_set_deterministic(ok_queue *queue, int32_t on) {
+    OK_REQUIRE_POINTER(queue);
+    OK_REQUIRE(on == 0 || on == 1, "on=%d must be 0 or 1", on);
+    queue->deterministic = on;
+    return OK_SUCCESS;
+}
+
 ok_status ok_record_begin(ok_queue *queue) {
     OK_REQUIRE_POINTER(queue);
     OK_REQUIRE(!queue->recording, "the queue is recording already");

@@ -9,6 +9,7 @@ struct ok_queue {
     void *scratch = nullptr;
     uint64_t scratch_bytes = 0;
     bool quantized_activations = true;  // CPU build, q8_0 matmul: activations rounded to 16 bits, or f32
+    bool deterministic = false;         // GPU builds: one variant of every kernel, whatever the number of rows
     ok_program *recording = nullptr;    // null: immediate
     int32_t device = 0;
     int32_t owner = 0;       // process that made it

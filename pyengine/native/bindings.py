@@ -296,6 +296,7 @@ class Functions:
     ok_matmul: Any
     ok_matmul_scratch_bytes: Any
     ok_queue_set_quantized_activations: Any
+    ok_queue_set_deterministic: Any
     ok_matmul_fused: Any
     ok_embedding: Any
     ok_rms_norm: Any
@@ -364,6 +365,7 @@ def _prototypes() -> list[tuple[str, Any, tuple[str, ...], bool]]:
         ("ok_matmul", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64), ("queue", "y", "x", "weight", "dtype", "bias", "residual", "active", "rows", "out", "in",), True),
         ("ok_matmul_scratch_bytes", CFUNCTYPE(c_int32, c_int32, c_int64, c_int64, c_int64, c_void_p), ("dtype", "rows", "out", "in", "host_bytes",), True),
         ("ok_queue_set_quantized_activations", CFUNCTYPE(c_int32, c_void_p, c_int32), ("queue", "on",), True),
+        ("ok_queue_set_deterministic", CFUNCTYPE(c_int32, c_void_p, c_int32), ("queue", "on",), True),
         ("ok_matmul_fused", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_int64), ("queue", "y", "x", "norm", "norm_weight", "norm_bias", "eps", "normed", "weight", "dtype", "bias", "epilogue", "activation", "product", "rows", "out", "in",), True),
         ("ok_embedding", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int64), ("queue", "y", "table", "dtype", "ids", "residual", "rows", "vocab", "cols",), True),
         ("ok_rms_norm", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_float), ("queue", "y", "y_stride", "x", "x_stride", "weight", "residual", "residual_stride", "rows", "groups", "cols", "eps",), True),

@@ -226,6 +226,10 @@ class Queue:
         """
         self.library.c.ok_queue_set_quantized_activations(self.handle, int(on))
 
+    def set_deterministic(self, on: bool) -> None:
+        """Operations queued from now on give a row the same bits in any company (True)."""
+        self.library.c.ok_queue_set_deterministic(self.handle, int(on))
+
     def sync(self) -> None:
         """Waits for all queued work; raises DeviceError if some of it failed."""
         self.library.c.ok_queue_sync(self.handle)

@@ -304,6 +304,7 @@ def _unpack_blocks(bench: Bench) -> list[Output]:
 # rows, outputs, inputs: one for each of the launcher's ways, and awkward.
 MATMULS = {
     "vector_one": (1, 37, 130),
+    "vector_long": (1, 9, 1170),
     "vector_two": (2, 21, 70),
     "vector_four": (7, 17, 45),
     "tiled": (65, 33, 37),

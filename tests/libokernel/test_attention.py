@@ -128,6 +128,37 @@ def test_attention_matches_float64(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [20, 64, 300])
+@pytest.mark.parametrize("window", [0, 90])
+def test_a_deterministic_row_is_the_same_bits_in_any_company(
+    queue, arena, put, dtype, head_dim, window
+):
+    """Alone or inside a prefill, beside other texts, with or without scratch, in any context."""
+    queue.set_deterministic(True)
+    rng = np.random.default_rng(head_dim)
+    texts = [make_text(rng, n, 2, 1, head_dim) for n in (330, 70)]
+    paged = Paged(queue, arena, put, dtype, 2, 1, head_dim, [330, 70])
+    for number, text in enumerate(texts):
+        paged.append(number, text, 0, len(text))
+    q = np.vstack([text.q for text in texts])
+    sequence = np.repeat([0, 1], [330, 70])
+    position = np.concatenate([np.arange(330), np.arange(70)])
+    whole = paged.attend(q, sequence, position, window=window)
+    wide = paged.device_table
+    for scratch in (0, 1 << 20):
+        if scratch:
+            queue.set_scratch(arena, scratch)
+        for rows in ([329], [399], [200, 330], list(range(320, 390)), list(range(64))):
+            got = paged.attend(q[rows], sequence[rows], position[rows], window=window)
+            np.testing.assert_array_equal(got, whole[rows])
+        # The same row where fewer blocks are foreseen: its own three only.
+        paged.device_table = put(np.ascontiguousarray(paged.table[1:, :3]))
+        got = paged.attend(q[399:], [0], [69], window=window)
+        np.testing.assert_array_equal(got, whole[399:])
+        paged.device_table = wide
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [1, 2, 31, 32, 33, 100, 257, 1000])
 def test_a_window_sees_exactly_that_many_keys(lib, queue, arena, put, dtype, window):
     rng = np.random.default_rng(window)

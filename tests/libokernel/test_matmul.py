@@ -132,6 +132,21 @@ def test_a_row_is_the_same_alone_and_among_others(
                 assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
 
 
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16, DType.Q8_0])
+@pytest.mark.parametrize("out, inner", [(301, 172), (48, 3000), (33, 45)])
+def test_a_deterministic_row_is_the_same_bits_in_any_company(
+    queue, arena, product, dtype, out, inner
+):
+    queue.set_deterministic(True)
+    matrix, x = ops.pack_matrix(queue, arena, normal(1, out, inner), dtype), normal(2, 150, inner)
+    bias, residual = normal(3, out), normal(4, 150, out)
+    whole = product(x, matrix, bias, residual)
+    for rows in (1, 2, 7, 16, 17, 64, 65, 130):
+        for first in {0, 3, 150 - rows}:
+            part = slice(first, first + rows)
+            assert (product(x[part], matrix, bias, residual[part]) == whole[part]).all()
+
+
 @pytest.mark.parametrize("dtype, quantized", KINDS)
 @pytest.mark.parametrize("rows", [1, 7, 150])
 def test_threads_change_no_bit(lib, queue, arena, product, dtype, quantized, rows):
@@ -233,6 +248,18 @@ def test_zeros_give_zeros(queue, arena, product, dtype, quantized, inner):
     assert (y[:, 7] == 0).all() and (y[3] == 0).all() and np.isfinite(y).all()
 
 
+@pytest.mark.parametrize("rows", [3, 17, 150])
+def test_q8_0_keeps_what_rows_and_blocks_of_any_size_hold(queue, arena, product, rows):
+    """Each row is judged by its own largest; rows lie 2^-100 to 2^100 apart, blocks up to 2^10."""
+    round_activations(queue, False)
+    weight, x = normal(1, 40, 160), normal(2, rows, 160)
+    x *= np.exp2(np.random.default_rng(3).integers(-100, 100, (rows, 1))).astype(np.float32)
+    x *= np.exp2(np.random.default_rng(4).integers(0, 10, 5).repeat(32)).astype(np.float32)
+    want = reference.matmul(x, reference.stored(weight, DType.Q8_0))
+    got = product(x, ops.pack_matrix(queue, arena, weight, DType.Q8_0))
+    assert (np.abs(got - want).max(axis=1) <= 2e-6 * np.abs(want).max(axis=1)).all()
+
+
 @pytest.mark.parametrize("quantized", [False, True])
 def test_huge_weights_and_activations_give_no_nan_in_q8_0(queue, arena, product, quantized):
     round_activations(queue, quantized)
@@ -246,14 +273,15 @@ def test_huge_weights_and_activations_give_no_nan_in_q8_0(queue, arena, product,
     assert np.isfinite(product(x, ops.pack_matrix(queue, arena, weight, DType.Q8_0))).all()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("rows", [8, 40, 150])
 @pytest.mark.parametrize("dtype, quantized", KINDS)
-def test_what_is_not_finite_stays_in_its_row(queue, arena, product, dtype, quantized, bad):
+def test_what_is_not_finite_stays_in_its_row(queue, arena, product, dtype, quantized, rows, bad):
     round_activations(queue, quantized)
-    x = normal(2, 8, 100)
+    x = normal(2, rows, 100)
     x[5, 99] = bad
     y = product(x, ops.pack_matrix(queue, arena, normal(1, 33, 100), dtype))
-    assert (~np.isfinite(y)).all(axis=1).tolist() == [r == 5 for r in range(8)]
+    assert (~np.isfinite(y)).all(axis=1).tolist() == [r == 5 for r in range(rows)]
     assert np.isfinite(np.delete(y, 5, axis=0)).all()
 
 
@@ -325,11 +353,11 @@ def test_wrong_arguments_are_refused_by_name(lib, queue, arena, put, refused):
 
 def test_too_little_scratch_is_refused_with_both_sizes(lib, arena, queue, put):
     matrix = ops.pack_matrix(queue, arena, np.ones((5, 64), np.float32), DType.Q8_0)
-    needed = scratch_bytes(lib, DType.Q8_0, 4, 5, 64)
+    needed = scratch_bytes(lib, DType.Q8_0, 20, 5, 64)
     if needed == 0:
         pytest.skip("this build needs no scratch")
     with arena.scope():
-        x, y = put(np.ones((4, 64), np.float32)), put(np.zeros((4, 5), np.float32))
+        x, y = put(np.ones((20, 64), np.float32)), put(np.zeros((20, 5), np.float32))
         lib.c.ok_queue_set_scratch(queue.handle, y.ptr, 16)
         with pytest.raises(InvalidArgument, match=r"scratch of 16 bytes must be >= \d+"):
             ops.matmul(queue, y, x, matrix)

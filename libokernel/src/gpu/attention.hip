@@ -80,6 +80,8 @@ DEVICE void attend_span(float *y, float *partial, const float *q, int64_t q_stri
     const uint32_t kv_head = head / (static_cast<uint32_t>(heads) / static_cast<uint32_t>(kv_heads));
     const uint32_t span = blockIdx.y, spans = gridDim.y;
     const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = kBlock / lanes;
+    begin_kernel();
+    start_next();
 
     const int64_t at = position[row];
     const Visible visible(sequence[row], at, block_table, sequences, blocks_per_sequence, window);
@@ -197,6 +199,8 @@ DEVICE void attend_span(float *y, float *partial, const float *q, int64_t q_stri
 KERNEL attention_merge_kernel(float *y, const float *partial, const int32_t *block_table, int64_t sequences,
                               int64_t blocks_per_sequence, const int32_t *sequence, const int32_t *position,
                               int64_t heads, int64_t head_dim, int64_t window, uint32_t spans, uint32_t step_keys) {
+    begin_kernel();
+    start_next();
     constexpr uint32_t kAtOnce = 8;
     const int64_t row = blockIdx.x / static_cast<uint32_t>(heads), record = head_dim + 2;
     const Visible visible(sequence[row], position[row], block_table, sequences, blocks_per_sequence, window);
@@ -265,6 +269,7 @@ DEVICE void attend_tile(float *y, const float *q, int64_t q_stride, const T *cac
     const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kTileRows, head = blockIdx.y;
     const int64_t kv_head = head / (heads / kv_heads);
     const int pair = threadIdx.x / 16 * 2, column = threadIdx.x % 16;
+    begin_kernel();
 
     for (int i = threadIdx.x; i < kTileRows * C * kTileDim; i += blockDim.x) {
         const int r = i / (C * kTileDim), d = i % (C * kTileDim);
@@ -469,7 +474,7 @@ ok_status ok_attention_paged(ok_queue *queue, float *y, const float *q, int64_t 
                                                kv_heads, head_dim, window, scale, tile))
         return status;
     if (rows == 0) return OK_SUCCESS;
-    if (takes_tiles(rows, head_dim)) {
+    if (!queue->deterministic && takes_tiles(rows, head_dim)) {
         const ok::Grid grid = {ok::ceil_div(rows, ok::kTileRows), heads};
         if (head_dim <= ok::kTileDim)
             return LAUNCH_FLOAT(attention_tile64, dtype, queue, grid, ok::kBlock, y, q, q_stride, cache, blocks,
@@ -484,9 +489,11 @@ ok_status ok_attention_paged(ok_queue *queue, float *y, const float *q, int64_t 
                             kv_heads, head_dim, window, scale);
     }
 
-    // Without scratch for the spans, one block takes all steps.
+    // Without scratch for the spans, one block takes all steps; so too where the sums' order must not depend on how long
+    // a context may be.
     const SpanShape shape(head_dim, blocks_per_sequence * OK_KV_BLOCK_SIZE);
-    const int64_t spans = queue->scratch_bytes < scratch_needed(rows, heads, head_dim, shape.spans) ? 1 : shape.spans;
+    const bool is_short = queue->scratch_bytes < scratch_needed(rows, heads, head_dim, shape.spans);
+    const int64_t spans = queue->deterministic || is_short ? 1 : shape.spans;
     float *partial = static_cast<float *>(queue->scratch);
     const ok::Grid grid = {rows * heads, spans};
     const ok_status status =

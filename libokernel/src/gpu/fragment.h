@@ -7,6 +7,8 @@
 //   RDNA2           v_dot2_f32_f16 on a tile of lanes      gfx1030 (f16; it has no bf16 product)
 //   all             fused multiply-add on a tile of lanes  f32; and what no unit takes, widened (MatrixType)
 //
+// And dot4, four products of signed bytes to an exact sum, of the vector unit.
+//
 // Fragment<T> gives: K, the depth of one step; kUnroll, steps to unroll; Left and Right, what a lane holds of 16 rows
 // of each operand; Sum; load_left and load_right from a tile in LDS, tile[row * stride + k], rows aligned to 16 bytes;
 // multiply; and where sum i of this lane stands: row(i) of the left operand, column(i) = row of the right one.
@@ -231,6 +233,20 @@ template <>
 struct Fragment<bf16> : UnitFragment<bf16> {};
 
 #endif
+
+// sum + the products of four signed bytes.
+DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t sum) {
+#if defined(__CUDACC__)
+    return __dp4a(static_cast<int32_t>(a), static_cast<int32_t>(b), sum);
+#elif OK_FRAGMENT_RDNA3 || OK_FRAGMENT_RDNA4
+    return __builtin_amdgcn_sudot4(true, static_cast<int32_t>(a), true, static_cast<int32_t>(b), sum, false);
+#elif OK_FRAGMENT_CDNA || defined(__gfx1030__)
+    return __builtin_amdgcn_sdot4(static_cast<int32_t>(a), static_cast<int32_t>(b), sum, false);
+#else
+    for (int i = 0; i < 32; i += 8) sum += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
+    return sum;
+#endif
+}
 
 // The type in which a matrix of T is multiplied: T where the target has a product for it, else f32.
 template <class T>

@@ -46,14 +46,29 @@ struct FloatMatrix {
     }
 };
 
+// N quants as they are loaded: kept as words until they are wanted, or they would take a register each.
+template <int N>
+struct Quants {
+    alignas(N) uint32_t word[N / 4];
+    __device__ float get(int i) const { return static_cast<float>(static_cast<int8_t>(word[i / 4] >> i % 4 * 8)); }
+};
+
 struct Q8Matrix {
     using Value = float;
     static constexpr int kLoad = 16;
     template <int N>
     struct Part {
-        alignas(N) int8_t quant[N];
+        Quants<N> quants;
         f16 scale;
-        __device__ float get(int i) const { return widen(scale) * static_cast<float>(quant[i]); }
+        __device__ float get(int i) const { return widen(scale) * quants.get(i); }
+    };
+    struct Row {
+        const int8_t *quants;
+        const f16 *scales;
+        template <int N>
+        __device__ Part<N> load(int k) const {
+            return {load_aligned<Quants<N>>(quants + k), scales[static_cast<uint32_t>(k) / kMatrixBlock]};
+        }
     };
     const int8_t *quants;
     const f16 *scales;
@@ -67,17 +82,26 @@ struct Q8Matrix {
         const int64_t at = row * cols + k;
         return widen(scales[at / kMatrixBlock]) * static_cast<float>(quants[at]);
     }
+    __device__ Row row(int64_t index) const { return {quants + index * cols, scales + index * cols / kMatrixBlock}; }
+    template <int N>
+    __device__ Part<N> load(int64_t index, int64_t k) const {
+        return row(index).template load<N>(static_cast<int>(k));
+    }
+};
+
+// The same matrix, its quants and scales apart.
+struct Q8Quants {
+    template <int N>
+    using Part = Quants<N>;
+    Q8Matrix matrix;
+
+    __device__ Q8Quants(const void *packed, int64_t out, int64_t in) : matrix(packed, out, in) {}
     template <int N>
     __device__ Part<N> load(int64_t row, int64_t k) const {
-        struct alignas(N) Quants {
-            int8_t value[N];
-        };
-        const int64_t at = row * cols + k;
-        const Quants loaded = load_aligned<Quants>(quants + at);
-        Part<N> part;
-        memcpy(part.quant, loaded.value, N);
-        part.scale = scales[at / kMatrixBlock];
-        return part;
+        return load_aligned<Part<N>>(matrix.quants + row * matrix.cols + k);
+    }
+    __device__ float scale(int64_t row, int64_t k) const {
+        return widen(matrix.scales[(row * matrix.cols + k) / kMatrixBlock]);
     }
 };
 

@@ -51,7 +51,17 @@ int prepare(const void *kernel, int) {
 }
 
 int launch(const void *kernel, int, const uint32_t grid[3], uint32_t threads, void *stream, void **arguments) {
-    return cudaLaunchKernel(kernel, dim3(grid[0], grid[1], grid[2]), dim3(threads), arguments, 0, stream_of(stream));
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(grid[0], grid[1], grid[2]);
+    config.blockDim = dim3(threads);
+    config.stream = stream_of(stream);
+    // The kernel may start before the one ahead of it has ended: begin_kernel waits for that.
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = OKERNEL_CUDA_OLDEST >= 90;
+    return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
 int end_capture(void *stream, void **out) {

@@ -93,7 +93,7 @@ class Engine:
             the free memory.
         memory_fraction: share of the free memory that may be reserved.
         deterministic: results do not depend on the batch, bit for bit. The CPU always holds that;
-            GPUs cannot promise it yet and refuse.
+            a GPU pins one variant of its kernels for it, and is slower, above all over prompts.
         keep: weight roles kept in dtype when matrices are q8_0, e.g. ("lm_head",).
         q8_activations: True rounds activations of q8_0 matmuls to 16 bits per row and 32 values,
             256 times as fine as the weights; False keeps f32. None: True on the CPU, where it is
@@ -146,8 +146,6 @@ class Engine:
             self.device = device if isinstance(device, Device) else choose_device(device)
             if self.device.notice:
                 _log.warning("%s", self.device.notice)
-            if deterministic and self.device.library.backend != "cpu":
-                raise RequestError("deterministic=True: not there yet on GPUs; the CPU always is")
             if threads is not None:
                 if not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
                     raise RequestError(f"threads={threads!r}: must be 1 to {MAX_THREADS}")
@@ -163,6 +161,7 @@ class Engine:
                 stream=stream_handle(stream),
                 record=record,
                 q8_activations=q8_activations,
+                deterministic=deterministic,
                 progress=progress,
             )
         except BaseException:
@@ -183,6 +182,7 @@ class Engine:
         stream: int,
         record: bool,
         q8_activations: bool | None,
+        deterministic: bool,
         progress: Progress | None,
     ) -> None:
         """Checks the weights, reserves the memory, loads, and builds what runs steps."""
@@ -209,6 +209,7 @@ class Engine:
         close(queue.close)
         if q8_activations is not None:
             queue.set_quantized_activations(q8_activations)
+        queue.set_deterministic(deterministic)
         loaded = load_weights(
             queue, arena, spec, config, source.checkpoint, types, plan=plan, progress=progress
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pyengine import Engine
 from pyengine.errors import DeviceError
 from pyengine.evidence.parity import run_parity
 from pyengine.generation import self_test
@@ -231,3 +232,28 @@ def test_the_start_up_self_test_passes_and_finds_a_planted_fault(
     verdict = self_test.run(device, "f32", compute_logits)
     assert verdict.state == "failed"
     assert "rotary model in f32, 100 tokens in chunks of 32" in verdict.message
+
+
+@pytest.mark.parametrize("weights", [None, "q8_0"])
+def test_a_deterministic_engine_gives_the_same_bits_in_any_batch(
+    standin_library: Callable[..., Library],
+    monkeypatch: pytest.MonkeyPatch,
+    weights: str | None,
+) -> None:
+    monkeypatch.setenv("OKERNEL_LIB", str(standin_library(32).path))
+    ids = np.random.default_rng(0).integers(3, 200, 70).tolist()
+    results = []
+    for chunk_rows, max_context in ((80, 96), (7, 300)):
+        with Engine(
+            CHECKPOINTS["qwen2"],
+            device="hip",
+            dtype="f16",
+            weights=weights,
+            deterministic=True,
+            chunk_rows=chunk_rows,
+            max_context=max_context,
+        ) as engine:
+            alone = engine.logits(ids)
+            beside = engine.logits_batch([ids[:20], ids, ids[:3]])[1]
+        results += [alone, beside]
+    assert all(np.array_equal(result, results[0]) for result in results)

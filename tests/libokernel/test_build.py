@@ -119,3 +119,19 @@ def test_no_function_of_a_path_can_be_taken_for_another_files(objects: dict[str,
         if _path_of(stem)
     }
     assert shared and not any(shared.values()), shared
+
+
+# ---- NVIDIA -------------------------------------------------------------------------------------
+
+
+def test_every_nvidia_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
+    """Kernels are launched ahead (runtime_cuda.cpp); one without begin_kernel would be a race."""
+    source, ptx = tmp_path / "kernels.cu", tmp_path / "kernels.ptx"
+    gpu = ROOT / "libokernel/src/gpu"
+    source.write_text("".join(f'#include "{path}"\n' for path in sorted(gpu.glob("*.hip"))))
+    folders = [f"-I{path}" for path in (ROOT / "libokernel/include", gpu.parent, gpu)]
+    command = [_tool("nvcc"), "-std=c++17", "-arch=sm_90", "-ptx", '-DOKERNEL_BACKEND="cuda"']
+    _output(*command, *folders, source, "-o", ptx)
+    kernels = ptx.read_text().split(".entry ")[1:]
+    assert len(kernels) > 50
+    assert [k.split("(")[0] for k in kernels if "griddepcontrol.wait" not in k] == []

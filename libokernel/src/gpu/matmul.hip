@@ -78,11 +78,10 @@ DEVICE void walk_rows(float (&sum)[kWaveOutputs][R], const float *const (&x)[R],
     }
 }
 
-// Adds up the lanes' shares and writes the wave's outputs, with bias and residual.
+// Adds up the lanes' shares; lane o * R + r gets the sum of output o and row r.
 template <int O, int R>
-DEVICE void write_sums(float *y, const float (&sum)[O][R], const float *bias, const float *residual, int64_t first_row,
-                       int64_t first_out, int64_t rows, int64_t out) {
-    float value = 0.0f;  // lane o * R + r takes output o of row r
+DEVICE float sum_of_lane(const float (&sum)[O][R]) {
+    float value = 0.0f;
 #pragma unroll
     for (int o = 0; o < O; ++o)
 #pragma unroll
@@ -90,11 +89,7 @@ DEVICE void write_sums(float *y, const float (&sum)[O][R], const float *bias, co
             const float total = reduce_wave<Add>(sum[o][r]);
             if (lane_index() == o * R + r) value = total;
         }
-    const int64_t row = first_row + lane_index() % R, output = first_out + lane_index() / R;
-    if (lane_index() >= O * R || row >= rows || output >= out) return;
-    if (bias) value += bias[output];
-    if (residual) value += residual[row * out + output];
-    y[row * out + output] = value;
+    return value;
 }
 
 template <class Weights, int R>
@@ -120,11 +115,18 @@ DEVICE void matmul_vector(float *y, const float *x, const void *packed, const fl
             walk_rows<Weights, R, true>(sum, from, weights, first, out, in);
         else
             walk_rows<Weights, R, false>(sum, from, weights, first, out, in);
-        write_sums(y, sum, bias, residual, first_row, first, rows, out);
+        float value = sum_of_lane(sum);
+        const int64_t row = first_row + lane_index() % R, output = first + lane_index() / R;
+        if (lane_index() >= kWaveOutputs * R || row >= rows || output >= out) continue;
+        if (bias) value += bias[output];
+        if (residual) value += residual[row * out + output];
+        y[row * out + output] = value;
     }
 }
 
 // ---- few rows, q8_0 -----------------------------------------------------------------------------------------------
+
+namespace {
 
 // Columns of R rows of x in LDS as three signed digits to the base 256 and, per block of 32, the power of two that they
 // count: 22 bits and more of the block's largest. Zeros past the row, for a q8_0 block may hold anything there.
@@ -220,6 +222,8 @@ struct Q8Steps {
     }
 };
 
+}  // namespace
+
 // Fewer than 2 kSteps steps, from column `first + at`.
 template <int kSteps, int kOutputs, int R>
 DEVICE void walk_rest(float (&sum)[kOutputs][R], const DigitTile<R> &tile, const Q8Matrix::Row (&row)[kOutputs],
@@ -275,7 +279,12 @@ DEVICE void matmul_digits(float *y, const float *x, const void *packed, const fl
         at += steps * kStep;
         if (at < cols) walk_rest<1>(sum, tile, row, from, at, 1);
     }
-    write_sums(y, sum, bias, residual, first_row, first_out, rows, out);
+    float value = sum_of_lane(sum);
+    const int64_t to_row = first_row + lane_index() % R, output = first_out + lane_index() / R;
+    if (lane_index() >= kOutputs * R || to_row >= rows || output >= out) return;
+    if (bias) value += bias[output];
+    if (residual) value += residual[to_row * out + output];
+    y[to_row * out + output] = value;
 }
 
 // ---- many rows ----------------------------------------------------------------------------------------------------
@@ -432,6 +441,8 @@ DEVICE void matmul_tile(float *y, const void *x, const void *packed, const float
     write_tile<Unit>(y, sum, bias, residual, first_row + wave_row, first_out + wave_out, rows, out);
 }
 
+namespace {
+
 // Rows of x as q8_0 multiplies them: x = (high + low) * scale[block][row], a power of two per row and block of 32.
 struct SplitRows {
     template <int N>
@@ -456,6 +467,9 @@ struct SplitRows {
                 scales[k / kMatrixBlock * rows + row]};
     }
 };
+
+}  // namespace
+
 static constexpr uint64_t split_bytes(int64_t rows, int64_t cols) {
     return static_cast<uint64_t>(rows * cols * 4 + rows * (cols / kMatrixBlock) * 4);
 }

@@ -36,6 +36,7 @@ template <class T>
 DEVICE void rope_append(float *qkv, int64_t stride, const float *table, int64_t table_rows, const int32_t *table_row,
                         T *cache, int64_t blocks, const int32_t *slots, int64_t heads, int64_t kv_heads,
                         int64_t head_dim, int64_t half) {
+    begin_rows();
     const KVLayout layout(kv_heads, head_dim);
     const int64_t row = blockIdx.x, slot = slots[row], at = table_row[row];
     const int64_t block = slot / OK_KV_BLOCK_SIZE, token = slot % OK_KV_BLOCK_SIZE;

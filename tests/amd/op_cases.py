@@ -10,11 +10,12 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pyengine.native import Arena, Buffer, DType, Library, Queue, ops
+from pyengine.native import Arena, Buffer, DType, Library, NormKind, Queue, ops
 from pyengine.native.bindings import Activation, address, uint64_cell
 from tests import reference
 from tests.amd.launches import Launch, Snapshot, recording
@@ -336,6 +337,66 @@ def _register_matmuls() -> None:
 
 
 _register_matmuls()
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A projection with the norm before it and the activation after it."""
+
+    norm: NormKind
+    gated: bool
+    rows: int
+    inner: int
+
+
+FUSED = {
+    "rms-gated": Fused(NormKind.RMS, True, 1, 600),
+    "layer-plain": Fused(NormKind.LAYER, False, 3, 70),
+}
+
+
+def _matmul_fused(bench: Bench, dtype: DType, shape: Fused) -> list[Output]:
+    x, weight, bias = (
+        3 * _normal(1, shape.rows, shape.inner),
+        _normal(2, 42, shape.inner),
+        _normal(3, 42),
+    )
+    norm_weight, norm_bias = 1 + _normal(4, shape.inner) / 4, _normal(5, shape.inner)
+    y = bench.blank(shape.rows, 21 if shape.gated else 42)
+    normed, product = bench.blank(*x.shape), bench.blank(shape.rows, 42)
+    matrix, given = bench.matrix(weight, dtype), (bench.put(x), bench.put(bias))
+    is_layer = shape.norm == NormKind.LAYER
+    norm = ops.Norm(
+        shape.norm, bench.put(norm_weight), bench.put(norm_bias) if is_layer else None, 1e-5
+    )
+    bench.scratch(ops.matmul_scratch_bytes(bench.library, dtype, shape.rows, 42, shape.inner))
+    bench.run(
+        lambda: ops.matmul_fused(
+            bench.queue, y, given[0], matrix, given[1], norm=norm, normed=normed,
+            activation=Activation.SILU, product=product if shape.gated else None,
+        )
+    )  # fmt: skip
+    expected = (
+        reference.layer_norm(x, norm_weight, norm_bias, 1e-5)
+        if is_layer
+        else reference.rms_norm(x, norm_weight, 1e-5)
+    )
+    expected = reference.matmul(expected, reference.stored(weight, dtype), bias)
+    activated = reference.activate_gated if shape.gated else reference.activate
+    tolerance = ON_GPU[dtype]
+    doubled = Tolerance(3 * tolerance.relative, 3 * tolerance.of_largest, tolerance.reason)
+    return [Output(y, activated(expected, Activation.SILU), doubled)]
+
+
+def _register_fused() -> None:
+    for dtype in MATRICES:
+        for name, shape in FUSED.items():
+            CASES[f"matmul-fused-{name}-{dtype.name.lower()}"] = partial(
+                _matmul_fused, dtype=dtype, shape=shape
+            )
+
+
+_register_fused()
 
 
 # ---- attention -----------------------------------------------------------------------------------

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyengine import Engine
 from pyengine.errors import DeviceError
 from pyengine.evidence.parity import run_parity
 from pyengine.generation import self_test
-from pyengine.generation.engine import compute_logits
+from pyengine.generation.engine import Engine, compute_logits
 from pyengine.native import Device, Library
 from tests.amd import op_cases, sample_cases, toolchain
 from tests.amd.standin_library import KernelFault, SampleLibrary
 from tests.conftest import CHECKPOINTS, GOLDEN
 from tests.planted_faults import rotate_half_of_long_chunks
+from tests.tiny import write_tiny
 
 Samples = Callable[[int, str], SampleLibrary]
 
@@ -257,3 +257,43 @@ def test_a_deterministic_engine_gives_the_same_bits_in_any_batch(
             beside = engine.logits_batch([ids[:20], ids, ids[:3]])[1]
         results += [alone, beside]
     assert all(np.array_equal(result, results[0]) for result in results)
+
+
+# Launches of a decoder layer in decode. Norm and activation travel with a projection, rotation with the cache; a norm
+# of heads, one after a sublayer, and one that is read twice are launches of their own. Attention is two: a head's keys are
+# shared out, then merged.
+LAUNCHES = {
+    "llama": 7,
+    "qwen2": 7,
+    "phi3": 7,
+    "stablelm": 7,
+    "bloom": 7,
+    "gpt2": 7,
+    "stablelm-parallel": 10,
+    "olmo2": 11,
+}
+
+
+@pytest.mark.parametrize("variant", LAUNCHES)
+def test_a_decoder_layer_keeps_to_its_launches(
+    standin_library: Callable[..., Library],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variant: str,
+) -> None:
+    monkeypatch.setenv("OKERNEL_LIB", str(standin_library(32).path))
+    family, _, parallel = variant.partition("-")
+    traits = {"use_parallel_residual": True, "qk_layernorm": True} if parallel else {}
+    counts, few = [], family in ("bloom", "gpt2")
+    heads = {"n_head": 1} if few else {"num_attention_heads": 1, "num_key_value_heads": 1}
+    for layers in (1, 2):
+        path = write_tiny(
+            family,
+            tmp_path / str(layers),
+            **traits,
+            **heads,
+            **{"n_layer" if few else "num_hidden_layers": layers},
+        )
+        with Engine(path, device="hip", dtype="f16", max_context=256, max_batch=1) as engine:
+            counts.append(engine._runner.program(1, logits=False).launches)
+    assert counts[1] - counts[0] == LAUNCHES[variant]

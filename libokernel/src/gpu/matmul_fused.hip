@@ -1,0 +1,203 @@
+// matmul_fused.hip: a norm, a matmul and an activation in one launch, for one row or two.
+//
+// Each block norms the rows anew on their way into LDS: some microseconds less than a launch, and the first weights are
+// under way meanwhile. A gated product is two rows of W in the same wave. More rows are the single operations.
+#include "activation.h"
+#include "checks.h"
+#include "matmul_vector.h"
+#include "separate.h"
+
+namespace ok {
+
+constexpr int kStagedValues = 8192;  // of x that a block holds in LDS
+constexpr int kFusedRows = 2;
+
+namespace {
+
+// One row's norm; without a weight: none.
+struct RowNorm {
+    const float *weight = nullptr, *bias = nullptr;
+    float mean = 0.0f, inverse = 1.0f;
+
+    // All threads of the block: x has `in` values.
+    __device__ void measure(const float *x, int64_t in, int32_t kind, float eps) {
+        if (kind == OK_NORM_LAYER) {
+            float sum = 0.0f;
+            for (int64_t k = threadIdx.x; k < in; k += kBlock) sum += x[k];
+            mean = reduce_block<Add>(sum) / static_cast<float>(in);
+        }
+        float squares = 0.0f;
+        for (int64_t k = threadIdx.x; k < in; k += kBlock) squares = fmaf(x[k] - mean, x[k] - mean, squares);
+        inverse = 1.0f / sqrtf(reduce_block<Add>(squares) / static_cast<float>(in) + eps);
+    }
+    __device__ float of(float x, int k) const {
+        if (!weight) return x;
+        const float value = (x - mean) * inverse * weight[k];
+        return bias ? value + bias[k] : value;
+    }
+};
+
+template <int R>
+DEVICE void measure_rows(RowNorm (&norm)[R], const float *const (&x)[R], int64_t in, int32_t kind, const float *weight,
+                         const float *bias, float eps) {
+    if (kind == OK_NORM_NONE) return;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+        norm[r].weight = weight;
+        norm[r].bias = bias;
+        norm[r].measure(x[r], in, kind, eps);
+    }
+}
+
+// Which rows of W the O sums of a wave are: neighbours, or as many of the gate and of what it gates.
+template <int O>
+struct WaveRows {
+    int64_t first, width;  // width: of the gated product, or 0
+
+    __device__ WaveRows(int64_t out, int32_t epilogue)
+        : first(static_cast<int64_t>(blockIdx.x) * kVectorOutputs + wave_index() * O),
+          width(epilogue == OK_EPILOGUE_GATED ? out / 2 : 0) {}
+    __device__ int64_t row(int o) const { return width ? first / 2 + o % (O / 2) + o / (O / 2) * width : first + o; }
+    // Past the matrix only sums that are not written come from another row.
+    __device__ int64_t row_within(int o, int64_t out) const {
+        const int64_t last = width && o < O / 2 ? width - 1 : out - 1, at = row(o);
+        return at < last ? at : last;
+    }
+};
+
+template <int O, int R>
+DEVICE void write_fused(float *y, const float (&sum)[O][R], const WaveRows<O> &rows, const float *bias,
+                        int32_t epilogue, int32_t activation, int64_t out) {
+    float value = sum_of_lane(sum);
+    const int r = lane_index() % R, o = lane_index() / R;
+    const int64_t at = rows.row(o), limit = rows.width ? rows.width : out;
+    if (bias && o < O) value += bias[rows.row_within(o, out)];
+    const float up = shuffle(value, (lane_index() + O / 2 * R) % kWave);
+    if (o >= (rows.width ? O / 2 : O) || at >= limit) return;
+    if (epilogue != OK_EPILOGUE_NONE) value = activated(value, activation);
+    y[r * limit + at] = rows.width ? value * up : value;
+}
+
+}  // namespace
+
+template <class Weights, int R>
+DEVICE void fused_floats(float *y, const float *x, const void *packed, const float *bias, int32_t norm_kind,
+                         const float *norm_weight, const float *norm_bias, float eps, int32_t epilogue,
+                         int32_t activation, int64_t out, int64_t in) {
+    using T = typename Weights::Value;
+    constexpr int N = Weights::kLoad, kOutputs = kVectorOutputs / (kBlock / kWave), kStep = kWave * N;
+    constexpr int kAhead = 8 / kOutputs;  // steps under way
+    using Part = typename Weights::template Part<N>;
+    alignas(16) __shared__ T tile[R][kStagedValues / R];
+    const WaveRows<kOutputs> rows(out, epilogue);
+    const Weights weights(packed, out, in);
+    const int cols = static_cast<int>(padded_cols(in));
+    begin_kernel();
+    start_next();
+
+    int64_t row[kOutputs];
+#pragma unroll
+    for (int o = 0; o < kOutputs; ++o) row[o] = rows.row_within(o, out);
+    Part coming[kAhead][kOutputs] = {};
+    const auto load = [&](int at) {
+#pragma unroll
+        for (int s = 0; s < kAhead; ++s)
+#pragma unroll
+            for (int o = 0; o < kOutputs; ++o)
+                if (at + s * kStep < cols) coming[s][o] = weights.template load<N>(row[o], at + s * kStep);
+    };
+    int at = lane_index() * N;
+    load(at);
+
+    const float *from[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) from[r] = x + r * in;
+    RowNorm norm[R];
+    measure_rows(norm, from, in, norm_kind, norm_weight, norm_bias, eps);
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+        for (int k = threadIdx.x; k < cols; k += kBlock)
+            tile[r][k] = narrow<T>(k < in ? norm[r].of(from[r][k], k) : 0.0f);
+    __syncthreads();
+
+    float sum[kOutputs][R] = {};
+    while (at < cols) {
+#pragma unroll
+        for (int s = 0; s < kAhead; ++s) {
+            if (at + s * kStep >= cols) continue;
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                const Part value = load_aligned<Part>(&tile[r][at + s * kStep]);
+#pragma unroll
+                for (int o = 0; o < kOutputs; ++o)
+#pragma unroll
+                    for (int i = 0; i < N; ++i) sum[o][r] = fmaf(coming[s][o].get(i), value.get(i), sum[o][r]);
+            }
+        }
+        at += kAhead * kStep;
+        load(at);
+    }
+    write_fused(y, sum, rows, bias, epilogue, activation, out);
+}
+
+template <int R>
+DEVICE void fused_digits(float *y, const float *x, const void *packed, const float *bias, int32_t norm_kind,
+                         const float *norm_weight, const float *norm_bias, float eps, int32_t epilogue,
+                         int32_t activation, int64_t out, int64_t in) {
+    constexpr int kOutputs = kVectorOutputs / (kBlock / kWave);
+    __shared__ DigitTile<R> tile;
+    const WaveRows<kOutputs> rows(out, epilogue);
+    const Q8Matrix weights(packed, out, in);
+    begin_kernel();
+    start_next();
+    Q8Matrix::Row row[kOutputs];
+#pragma unroll
+    for (int o = 0; o < kOutputs; ++o) row[o] = weights.row(rows.row_within(o, out));
+    const float *from[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) from[r] = x + r * in;
+    RowNorm norm[R];
+    measure_rows(norm, from, in, norm_kind, norm_weight, norm_bias, eps);
+    float sum[kOutputs][R] = {};
+    walk_digits(sum, tile, from, row, norm, in);
+    write_fused(y, sum, rows, bias, epilogue, activation, out);
+}
+
+#define FUSED_KERNEL(name, blocks, ...)                                                                           \
+    KERNEL_OF(256, blocks)                                                                                        \
+    name(float *y, const float *x, const void *packed, const float *bias, int32_t norm, const float *norm_weight, \
+         const float *norm_bias, float eps, int32_t epilogue, int32_t activation, int64_t out, int64_t in) {      \
+        __VA_ARGS__(y, x, packed, bias, norm, norm_weight, norm_bias, eps, epilogue, activation, out, in);        \
+    }
+#define FUSED_KERNELS(dtype, T)                                                         \
+    FUSED_KERNEL(matmul_fused_one_##dtype##_kernel, 2, fused_floats<FloatMatrix<T>, 1>) \
+    FUSED_KERNEL(matmul_fused_two_##dtype##_kernel, 2, fused_floats<FloatMatrix<T>, 2>)
+FUSED_KERNELS(f32, float)
+FUSED_KERNELS(f16, f16)
+FUSED_KERNELS(bf16, bf16)
+FUSED_KERNEL(matmul_fused_one_q8_0_kernel, 3, fused_digits<1>)
+FUSED_KERNEL(matmul_fused_two_q8_0_kernel, 2, fused_digits<2>)
+
+}  // namespace ok
+
+// ---- launchers ----------------------------------------------------------------------------------------------------
+
+ok_status ok_matmul_fused(ok_queue *queue, float *y, const float *x, ok_norm norm, const float *norm_weight,
+                          const float *norm_bias, float eps, float *normed, const void *weight, ok_dtype dtype,
+                          const float *bias, ok_epilogue epilogue, ok_activation activation, float *product,
+                          int64_t rows, int64_t out, int64_t in) {
+    if (ok_status status = ok::check_matmul_fused(__func__, queue, y, x, norm, norm_weight, eps, normed, weight, dtype,
+                                                  epilogue, activation, product, rows, out, in))
+        return status;
+    if (rows == 0) return OK_SUCCESS;
+    const bool fits = rows <= ok::kFusedRows && (dtype == OK_Q8_0 || rows * ok::padded_cols(in) <= ok::kStagedValues);
+    const bool plain = norm == OK_NORM_NONE && epilogue == OK_EPILOGUE_NONE;
+    if (!fits || plain || queue->deterministic)
+        return ok::matmul_separately(queue, y, x, norm, norm_weight, norm_bias, eps, normed, weight, dtype, bias,
+                                     epilogue, activation, product, rows, out, in);
+    const ok::Grid grid = {ok::ceil_div(out, ok::kVectorOutputs)};
+    return rows == 1 ? LAUNCH_MATRIX(matmul_fused_one, dtype, queue, grid, ok::kBlock, y, x, weight, bias, norm,
+                                     norm_weight, norm_bias, eps, epilogue, activation, out, in)
+                     : LAUNCH_MATRIX(matmul_fused_two, dtype, queue, grid, ok::kBlock, y, x, weight, bias, norm,
+                                     norm_weight, norm_bias, eps, epilogue, activation, out, in);
+}

@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE=1
 failed=0
 
 # What runs under a sanitizer: awkward sizes of every operation, few enough. Racecheck is the slower one.
-operations=(norm rope embedding elementwise activation kv_cache sampling matrix quantize matmul attention)
+operations=(norm rope embedding elementwise activation kv_cache sampling matrix quantize matmul matmul_fused attention)
 reduced='cuda and not among and not draws and not allocate and not int16_products and not reference and not refused'
 declare -A racecheck_only=(
     [matmul]='1-1 or 17 or 70 or 130 or nothing_past or residual or active'

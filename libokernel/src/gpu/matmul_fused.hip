@@ -11,6 +11,7 @@ namespace ok {
 
 constexpr int kStagedValues = 8192;  // of x that a block holds in LDS
 constexpr int kFusedRows = 2;
+constexpr int64_t kFusedBlocks = 512;  // a block takes several groups of outputs, and norms once
 
 namespace {
 
@@ -19,15 +20,16 @@ struct RowNorm {
     const float *weight = nullptr, *bias = nullptr;
     float mean = 0.0f, inverse = 1.0f;
 
-    // All threads of the block: x has `in` values.
-    __device__ void measure(const float *x, int64_t in, int32_t kind, float eps) {
+    // All threads of the block, with as many of the row's `in` values as `each` hands out: each(f) calls f(x).
+    template <class Each>
+    __device__ void measure(int64_t in, int32_t kind, float eps, const Each &each) {
         if (kind == OK_NORM_LAYER) {
             float sum = 0.0f;
-            for (int64_t k = threadIdx.x; k < in; k += kBlock) sum += x[k];
+            each([&](float x) { sum += x; });
             mean = reduce_block<Add>(sum) / static_cast<float>(in);
         }
         float squares = 0.0f;
-        for (int64_t k = threadIdx.x; k < in; k += kBlock) squares = fmaf(x[k] - mean, x[k] - mean, squares);
+        each([&](float x) { squares = fmaf(x - mean, x - mean, squares); });
         inverse = 1.0f / sqrtf(reduce_block<Add>(squares) / static_cast<float>(in) + eps);
     }
     __device__ float of(float x, int k) const {
@@ -37,26 +39,73 @@ struct RowNorm {
     }
 };
 
-template <int R>
-DEVICE void measure_rows(RowNorm (&norm)[R], const float *const (&x)[R], int64_t in, int32_t kind, const float *weight,
-                         const float *bias, float eps) {
-    if (kind == OK_NORM_NONE) return;
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-        norm[r].weight = weight;
-        norm[r].bias = bias;
-        norm[r].measure(x[r], in, kind, eps);
+// Rows that a thread can hold: up to kHeldChunks times 4 values of x, weight and bias, asked for all at once.
+constexpr int kHeldChunks = 4;
+
+// What a block does to each row: hand its normed values to store(k, four), k a multiple of 4 and below in.
+struct Norm {
+    int32_t kind;
+    const float *weight, *bias;
+    float eps;
+
+    __device__ bool holds(const float *x, int64_t in) const {
+        const uintptr_t addresses =
+            reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(bias);
+        return addresses % 16 == 0 && in % 4 == 0 && in <= kBlock * kHeldChunks * 4;
     }
-}
+    template <class Store>
+    __device__ void held(const float *x, int64_t in, const Store &store) const {
+        Chunk<float> value[kHeldChunks] = {}, scale[kHeldChunks] = {}, offset[kHeldChunks] = {};
+        const int first = threadIdx.x * 4, step = kBlock * 4;
+#pragma unroll
+        for (int n = 0; n < kHeldChunks; ++n) {
+            const int k = first + n * step;
+            if (k >= in) continue;
+            value[n] = load_chunk(x + k);
+            if (weight) scale[n] = load_chunk(weight + k);
+            if (bias) offset[n] = load_chunk(bias + k);
+        }
+        RowNorm norm;
+        if (weight)
+            norm.measure(in, kind, eps, [&](const auto &f) {
+#pragma unroll
+                for (int n = 0; n < kHeldChunks; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        if (first + n * step < in) f(value[n].value[i]);
+            });
+#pragma unroll
+        for (int n = 0; n < kHeldChunks; ++n) {
+            const int k = first + n * step;
+            if (k >= in) continue;
+#pragma unroll
+            for (int i = 0; weight && i < 4; ++i) {
+                float normed = (value[n].value[i] - norm.mean) * norm.inverse * scale[n].value[i];
+                if (bias) normed += offset[n].value[i];
+                value[n].value[i] = normed;
+            }
+            store(k, value[n]);
+        }
+    }
+    __device__ RowNorm of_row(const float *x, int64_t in) const {
+        RowNorm norm;
+        if (!weight) return norm;
+        norm.weight = weight;
+        norm.bias = bias;
+        norm.measure(in, kind, eps, [&](const auto &f) {
+            for (int64_t k = threadIdx.x; k < in; k += kBlock) f(x[k]);
+        });
+        return norm;
+    }
+};
 
 // Which rows of W the O sums of a wave are: neighbours, or as many of the gate and of what it gates.
 template <int O>
 struct WaveRows {
     int64_t first, width;  // width: of the gated product, or 0
 
-    __device__ WaveRows(int64_t out, int32_t epilogue)
-        : first(static_cast<int64_t>(blockIdx.x) * kVectorOutputs + wave_index() * O),
-          width(epilogue == OK_EPILOGUE_GATED ? out / 2 : 0) {}
+    __device__ WaveRows(int64_t group, int64_t out, int32_t epilogue)
+        : first(group * kVectorOutputs + wave_index() * O), width(epilogue == OK_EPILOGUE_GATED ? out / 2 : 0) {}
     __device__ int64_t row(int o) const { return width ? first / 2 + o % (O / 2) + o / (O / 2) * width : first + o; }
     // Past the matrix only sums that are not written come from another row.
     __device__ int64_t row_within(int o, int64_t out) const {
@@ -81,85 +130,97 @@ DEVICE void write_fused(float *y, const float (&sum)[O][R], const WaveRows<O> &r
 }  // namespace
 
 template <class Weights, int R>
-DEVICE void fused_floats(float *y, const float *x, const void *packed, const float *bias, int32_t norm_kind,
-                         const float *norm_weight, const float *norm_bias, float eps, int32_t epilogue,
-                         int32_t activation, int64_t out, int64_t in) {
+DEVICE void fused_floats(float *y, const float *x, const void *packed, const float *bias, const Norm &norm,
+                         int32_t epilogue, int32_t activation, int64_t out, int64_t in) {
     using T = typename Weights::Value;
     constexpr int N = Weights::kLoad, kOutputs = kVectorOutputs / (kBlock / kWave), kStep = kWave * N;
     constexpr int kAhead = 8 / kOutputs;  // steps under way
     using Part = typename Weights::template Part<N>;
     alignas(16) __shared__ T tile[R][kStagedValues / R];
-    const WaveRows<kOutputs> rows(out, epilogue);
     const Weights weights(packed, out, in);
     const int cols = static_cast<int>(padded_cols(in));
     begin_kernel();
     start_next();
 
-    int64_t row[kOutputs];
+    bool staged = false;
+    for (int64_t group = blockIdx.x; group * kVectorOutputs < out; group += gridDim.x) {
+        const WaveRows<kOutputs> rows(group, out, epilogue);
+        int64_t row[kOutputs];
 #pragma unroll
-    for (int o = 0; o < kOutputs; ++o) row[o] = rows.row_within(o, out);
-    Part coming[kAhead][kOutputs] = {};
-    const auto load = [&](int at) {
+        for (int o = 0; o < kOutputs; ++o) row[o] = rows.row_within(o, out);
+        Part coming[kAhead][kOutputs] = {};
+        const auto load = [&](int at) {
 #pragma unroll
-        for (int s = 0; s < kAhead; ++s)
-#pragma unroll
-            for (int o = 0; o < kOutputs; ++o)
-                if (at + s * kStep < cols) coming[s][o] = weights.template load<N>(row[o], at + s * kStep);
-    };
-    int at = lane_index() * N;
-    load(at);
-
-    const float *from[R];
-#pragma unroll
-    for (int r = 0; r < R; ++r) from[r] = x + r * in;
-    RowNorm norm[R];
-    measure_rows(norm, from, in, norm_kind, norm_weight, norm_bias, eps);
-#pragma unroll
-    for (int r = 0; r < R; ++r)
-        for (int k = threadIdx.x; k < cols; k += kBlock)
-            tile[r][k] = narrow<T>(k < in ? norm[r].of(from[r][k], k) : 0.0f);
-    __syncthreads();
-
-    float sum[kOutputs][R] = {};
-    while (at < cols) {
-#pragma unroll
-        for (int s = 0; s < kAhead; ++s) {
-            if (at + s * kStep >= cols) continue;
-#pragma unroll
-            for (int r = 0; r < R; ++r) {
-                const Part value = load_aligned<Part>(&tile[r][at + s * kStep]);
+            for (int s = 0; s < kAhead; ++s)
 #pragma unroll
                 for (int o = 0; o < kOutputs; ++o)
-#pragma unroll
-                    for (int i = 0; i < N; ++i) sum[o][r] = fmaf(coming[s][o].get(i), value.get(i), sum[o][r]);
-            }
-        }
-        at += kAhead * kStep;
+                    if (at + s * kStep < cols) coming[s][o] = weights.template load<N>(row[o], at + s * kStep);
+        };
+        int at = lane_index() * N;
         load(at);
+        if (!staged) {
+            staged = true;
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                const float *from = x + r * in;
+                if (norm.holds(from, in)) {
+                    norm.held(from, in, [&](int k, const Chunk<float> &four) {
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) tile[r][k + i] = narrow<T>(four.value[i]);
+                    });
+                    for (int k = static_cast<int>(in) + threadIdx.x; k < cols; k += kBlock)
+                        tile[r][k] = narrow<T>(0.0f);
+                } else {
+                    const RowNorm normed = norm.of_row(from, in);
+                    for (int k = threadIdx.x; k < cols; k += kBlock)
+                        tile[r][k] = narrow<T>(k < in ? normed.of(from[k], k) : 0.0f);
+                }
+            }
+            __syncthreads();
+        }
+
+        float sum[kOutputs][R] = {};
+        while (at < cols) {
+#pragma unroll
+            for (int s = 0; s < kAhead; ++s) {
+                if (at + s * kStep >= cols) continue;
+#pragma unroll
+                for (int r = 0; r < R; ++r) {
+                    const Part value = load_aligned<Part>(&tile[r][at + s * kStep]);
+#pragma unroll
+                    for (int o = 0; o < kOutputs; ++o)
+#pragma unroll
+                        for (int i = 0; i < N; ++i) sum[o][r] = fmaf(coming[s][o].get(i), value.get(i), sum[o][r]);
+                }
+            }
+            at += kAhead * kStep;
+            load(at);
+        }
+        write_fused(y, sum, rows, bias, epilogue, activation, out);
     }
-    write_fused(y, sum, rows, bias, epilogue, activation, out);
 }
 
 template <int R>
-DEVICE void fused_digits(float *y, const float *x, const void *packed, const float *bias, int32_t norm_kind,
-                         const float *norm_weight, const float *norm_bias, float eps, int32_t epilogue,
-                         int32_t activation, int64_t out, int64_t in) {
+DEVICE void fused_digits(float *y, const float *x, const void *packed, const float *bias, const Norm &norm,
+                         int32_t epilogue, int32_t activation, int64_t out, int64_t in) {
     constexpr int kOutputs = kVectorOutputs / (kBlock / kWave);
     __shared__ DigitTile<R> tile;
-    const WaveRows<kOutputs> rows(out, epilogue);
     const Q8Matrix weights(packed, out, in);
     begin_kernel();
     start_next();
+    const float *from[R];
+    RowNorm normed[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+        from[r] = x + r * in;
+        normed[r] = norm.of_row(from[r], in);
+    }
+    const WaveRows<kOutputs> rows(blockIdx.x, out, epilogue);
     Q8Matrix::Row row[kOutputs];
 #pragma unroll
     for (int o = 0; o < kOutputs; ++o) row[o] = weights.row(rows.row_within(o, out));
-    const float *from[R];
-#pragma unroll
-    for (int r = 0; r < R; ++r) from[r] = x + r * in;
-    RowNorm norm[R];
-    measure_rows(norm, from, in, norm_kind, norm_weight, norm_bias, eps);
     float sum[kOutputs][R] = {};
-    walk_digits(sum, tile, from, row, norm, in);
+    walk_digits(sum, tile, from, row, normed, in);
     write_fused(y, sum, rows, bias, epilogue, activation, out);
 }
 
@@ -167,7 +228,7 @@ DEVICE void fused_digits(float *y, const float *x, const void *packed, const flo
     KERNEL_OF(256, blocks)                                                                                        \
     name(float *y, const float *x, const void *packed, const float *bias, int32_t norm, const float *norm_weight, \
          const float *norm_bias, float eps, int32_t epilogue, int32_t activation, int64_t out, int64_t in) {      \
-        __VA_ARGS__(y, x, packed, bias, norm, norm_weight, norm_bias, eps, epilogue, activation, out, in);        \
+        __VA_ARGS__(y, x, packed, bias, Norm{norm, norm_weight, norm_bias, eps}, epilogue, activation, out, in);  \
     }
 #define FUSED_KERNELS(dtype, T)                                                         \
     FUSED_KERNEL(matmul_fused_one_##dtype##_kernel, 2, fused_floats<FloatMatrix<T>, 1>) \
@@ -195,7 +256,9 @@ ok_status ok_matmul_fused(ok_queue *queue, float *y, const float *x, ok_norm nor
     if (!fits || plain || queue->deterministic)
         return ok::matmul_separately(queue, y, x, norm, norm_weight, norm_bias, eps, normed, weight, dtype, bias,
                                      epilogue, activation, product, rows, out, in);
-    const ok::Grid grid = {ok::ceil_div(out, ok::kVectorOutputs)};
+    int64_t blocks = ok::ceil_div(out, ok::kVectorOutputs);
+    if (dtype != OK_Q8_0 && blocks > ok::kFusedBlocks) blocks = ok::kFusedBlocks;
+    const ok::Grid grid = {blocks};
     return rows == 1 ? LAUNCH_MATRIX(matmul_fused_one, dtype, queue, grid, ok::kBlock, y, x, weight, bias, norm,
                                      norm_weight, norm_bias, eps, epilogue, activation, out, in)
                      : LAUNCH_MATRIX(matmul_fused_two, dtype, queue, grid, ok::kBlock, y, x, weight, bias, norm,

@@ -300,7 +300,7 @@ def _key(device: Device, precision: str) -> dict[str, Any]:
         "library": [*build, library.build_info],
         "runtime": runtime,
         "driver": [platform.release(), *_driver_versions()],
-        "graph": os.environ.get("OKERNEL_GRAPH", ""),
+        "ways": [os.environ.get(name, "") for name in ("OKERNEL_GRAPH", "OKERNEL_FUSED")],
     }
 
 

@@ -26,6 +26,12 @@ def normal(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+@pytest.fixture(autouse=True)
+def in_one_launch(monkeypatch):
+    """Also where a GPU build would launch the operations apart."""
+    monkeypatch.setenv("OKERNEL_FUSED", "1")
+
+
 @pytest.fixture
 def queue(queue, arena):
     """A queue with scratch for every case here."""

@@ -253,7 +253,7 @@ ok_status ok_matmul_fused(ok_queue *queue, float *y, const float *x, ok_norm nor
     if (rows == 0) return OK_SUCCESS;
     const bool fits = rows <= ok::kFusedRows && (dtype == OK_Q8_0 || rows * ok::padded_cols(in) <= ok::kStagedValues);
     const bool plain = norm == OK_NORM_NONE && epilogue == OK_EPILOGUE_NONE;
-    if (!fits || plain || queue->deterministic)
+    if (!fits || plain || queue->deterministic || !ok::prefers_fused())
         return ok::matmul_separately(queue, y, x, norm, norm_weight, norm_bias, eps, normed, weight, dtype, bias,
                                      epilogue, activation, product, rows, out, in);
     int64_t blocks = ok::ceil_div(out, ok::kVectorOutputs);

@@ -214,6 +214,12 @@ ok_status ok::capture_program(const char *function, ok_program *program) {
     return OK_SUCCESS;
 }
 
+bool ok::prefers_fused() {
+    const char *wish = getenv("OKERNEL_FUSED");
+    if (wish && (!strcmp(wish, "0") || !strcmp(wish, "1"))) return *wish == '1';
+    return !gpu()->launches_overlap;
+}
+
 // OKERNEL_GRAPH=0 forbids graphs, 1 trusts them; else they must pass a self-test, once a device, where the runtime has
 // been seen to replay stale buffers.
 static ok_status check_graphs(const char *function, int32_t device) {

@@ -48,6 +48,7 @@ struct Runtime {
     int (*prepare)(const void *kernel, int device);
     int (*launch)(const void *kernel, int device, const uint32_t grid[3], uint32_t threads, void *stream,
                   void **arguments);
+    bool launches_overlap;  // the next kernel comes while one runs, and waits beside it
 
     // Graphs; null where there are none. Trusted ones need no self-test.
     bool graphs_trusted;

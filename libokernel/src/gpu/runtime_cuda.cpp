@@ -114,6 +114,7 @@ ok::Runtime table = {
     load,
     prepare,
     launch,
+    true,
 
     true,
     [](void *stream) -> int { return cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeRelaxed); },

@@ -61,6 +61,7 @@ ok::Runtime table = {
         return hipModuleLaunchKernel(function, grid[0], grid[1], grid[2], threads, 1, 1, 0, stream_of(stream),
                                      arguments, nullptr);
     },
+    false,
 
     false,
     nullptr,

@@ -97,7 +97,7 @@ class Engine:
         keep: weight roles kept in dtype when matrices are q8_0, e.g. ("lm_head",).
         q8_activations: True rounds activations of q8_0 matmuls to 16 bits per row and 32 values,
             256 times as fine as the weights; False keeps f32. None: True on the CPU, where it is
-            faster; GPUs always keep f32.
+            faster; GPUs always keep 22 bits or more.
         stream: a HIP or CUDA stream to run on: its address, or a stream of hip-python or PyTorch.
         chunk_rows: token rows of a step, at most; None: a default of the device.
         record: False runs every step immediate instead of replaying recorded programs.

@@ -222,7 +222,7 @@ class Queue:
     def set_quantized_activations(self, on: bool) -> None:
         """q8_0 matmuls queued from now on round activations to 16 bits (True) or keep f32 (False).
 
-        Raises Unsupported for True on GPUs, which always keep f32.
+        Raises Unsupported for True on GPUs, which always keep 22 bits or more.
         """
         self.library.c.ok_queue_set_quantized_activations(self.handle, int(on))
 

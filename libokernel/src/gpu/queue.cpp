@@ -136,7 +136,7 @@ ok_status ok_queue_set_quantized_activations(ok_queue *queue, int32_t on) {
     OK_REQUIRE_POINTER(queue);
     OK_REQUIRE(on == 0 || on == 1, "on=%d must be 0 or 1", on);
     if (on == 0) return OK_SUCCESS;
-    return ok::fail(OK_ERR_UNSUPPORTED, "%s: on=1: GPU builds keep activations in f32", __func__);
+    return ok::fail(OK_ERR_UNSUPPORTED, "%s: on=1: GPU builds keep 22 bits of activations, or more", __func__);
 }
 
 ok_status ok_queue_create(ok_queue **host_out, int32_t device, void *native_stream) {

@@ -3,8 +3,8 @@
 // Up to 16 rows: a wave walks along rows of W, 16 bytes a lane and load, and adds its lanes' sums at the end
 // (`vector`). This is bound by reading W once; x comes from the cache. More rows: a block computes a tile of y through
 // the matrix unit (fragment.h), both operands staged in LDS, the next step's loads under way while this one multiplies
-// (`tiled`: 64 x 64, `wide`: 128 x 128, in q8_0 64 x 128). f16 and bf16 round x to the type of W first; `wide` does it once, into the
-// queue's scratch. f32 multiplies in f32. Sums are f32 and run along k in an order of the variant's own; how many rows or
+// (`tiled`: 64 x 64, `wide`: 128 x 128, in q8_0 64 x 128). f16 and bf16 round x to the type of W first; `wide`, and on
+// NVIDIA `tiled` too, once, into the queue's scratch. f32 multiplies in f32. Sums are f32 and run along k in an order of the variant's own; how many rows or
 // outputs a wave takes side by side is no part of that order.
 //
 // q8_0 keeps 22 bits of x: per row and 32 values, which share a power of two, as three signed bytes, whose products with
@@ -18,9 +18,18 @@
 
 namespace ok {
 
-constexpr int64_t kNarrowRows = 64;   // most rows for tiles of 64 x 64
-constexpr int64_t kEnoughTiles = 64;  // of 128 x 128, to keep a large card busy
-constexpr int kWideRowsQ8 = 64;       // of a wide tile of q8_0, which holds x twice
+// Tiles of 128 x 128 that keep a large card busy, and whether 16-bit tiles of 64 x 64 too want x rounded once. On NVIDIA
+// that feeds the pipeline, which wins in every shape measured; for AMD both are guesses.
+#if defined(__CUDACC__)
+constexpr int64_t kEnoughTiles = 128;
+constexpr bool kRoundsForAll = true;
+#else
+constexpr int64_t kEnoughTiles = 64;
+constexpr bool kRoundsForAll = false;
+#endif
+
+constexpr int64_t kNarrowRows = 64;  // most rows for tiles of 64 x 64
+constexpr int kWideRowsQ8 = 64;      // of a wide tile of q8_0, which holds x twice
 
 // ---- many rows ----------------------------------------------------------------------------------------------------
 
@@ -466,18 +475,18 @@ MATMUL_KERNEL(matmul_vector_one_q8_0_kernel, 4, float, matmul_digits<1>)
 MATMUL_KERNEL(matmul_vector_two_q8_0_kernel, 3, float, matmul_digits<2>)
 MATMUL_KERNEL(matmul_vector_four_q8_0_kernel, 2, float, matmul_digits<4>)
 
+#if defined(__CUDACC__)
+#define TILED_KERNEL(dtype, T) MATMUL_KERNEL(matmul_tiled_##dtype##_kernel, 3, T, matmul_pipeline<T, 64, 64>)
+#define WIDE_TILE(T) matmul_pipeline<T, 128, 128>
+#else
 #define TILED_KERNEL(dtype, T) \
     MATMUL_KERNEL(matmul_tiled_##dtype##_kernel, 2, float, matmul_tile<FloatMatrix<T>, InputRows<T>, 64, 64>)
-TILED_KERNEL(f32, float)
+#define WIDE_TILE(T) matmul_tile<FloatMatrix<T>, FloatMatrix<T>, 128, 128>
+#endif
+MATMUL_KERNEL(matmul_tiled_f32_kernel, 2, float, matmul_tile<FloatMatrix<float>, InputRows<float>, 64, 64>)
 TILED_KERNEL(f16, f16)
 TILED_KERNEL(bf16, bf16)
 MATMUL_KERNEL(matmul_tiled_q8_0_kernel, 2, void, matmul_q8_0<64, 64>)
-
-#if defined(__CUDACC__)
-#define WIDE_TILE(T) matmul_pipeline<T, 128, 128>
-#else
-#define WIDE_TILE(T) matmul_tile<FloatMatrix<T>, FloatMatrix<T>, 128, 128>
-#endif
 MATMUL_KERNEL(matmul_wide_f32_kernel, 1, float, matmul_tile<FloatMatrix<float>, InputRows<float>, 128, 128>)
 MATMUL_KERNEL(matmul_wide_f16_kernel, 2, f16, WIDE_TILE(f16))
 MATMUL_KERNEL(matmul_wide_bf16_kernel, 2, bf16, WIDE_TILE(bf16))
@@ -496,7 +505,7 @@ bool is_wide(int64_t rows, int64_t out) {
 uint64_t scratch_needed(ok_dtype dtype, int64_t rows, int64_t out, int64_t in) {
     if (rows <= ok::kVectorRows || dtype == OK_F32) return 0;
     if (dtype == OK_Q8_0) return ok::split_bytes(rows, ok::padded_cols(in));
-    return is_wide(rows, out) ? static_cast<uint64_t>(rows * ok::padded_cols(in) * 2) : 0;
+    return ok::kRoundsForAll || is_wide(rows, out) ? static_cast<uint64_t>(rows * ok::padded_cols(in) * 2) : 0;
 }
 
 }  // namespace

@@ -58,7 +58,8 @@ Weights = Annotated[
 Keep = Annotated[
     list[str],
     typer.Option(
-        help="With --weights q8_0: a role that stays in --dtype, e.g. lm_head. May be repeated.",
+        help="With --weights q8_0: a role that stays in --dtype, e.g. lm_head, or in a type of its "
+        "own: lm_head=f16. May be repeated.",
         rich_help_panel=_MODEL,
     ),
 ]

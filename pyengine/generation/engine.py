@@ -94,7 +94,8 @@ class Engine:
         memory_fraction: share of the free memory that may be reserved.
         deterministic: results do not depend on the batch, bit for bit. The CPU always holds that;
             a GPU pins one variant of its kernels for it, and is slower, above all over prompts.
-        keep: weight roles kept in dtype when matrices are q8_0, e.g. ("lm_head",).
+        keep: weight roles that stay floats when matrices are q8_0: "lm_head" in dtype,
+            "lm_head=f16" in a type of its own.
         q8_activations: True rounds activations of q8_0 matmuls to 16 bits per row and 32 values,
             256 times as fine as the weights; False keeps f32. None: True on the CPU, where it is
             faster; GPUs always keep 22 bits or more.

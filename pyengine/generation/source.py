@@ -13,9 +13,8 @@ from pyengine.models.checkpoint import Checkpoint, main_type, open_checkpoint
 from pyengine.models.config import ModelConfig, load_config, parse_config
 from pyengine.models.hub import resolve_model
 from pyengine.models.spec import DecoderSpec
+from pyengine.models.weights import FLOATS
 from pyengine.native import DType
-
-_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16}
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,8 @@ def source_of(checkpoint: Checkpoint) -> ModelSource:
 def parse_dtype(option: str, word: str, checkpoint: Checkpoint | None = None) -> DType:
     """The type an option names; "auto": what most weights are stored in, f16 if quantised."""
     if word == "auto" and checkpoint is not None:
-        return _DTYPES.get(main_type(checkpoint).lower(), DType.F16)
-    if word not in _DTYPES:
-        expected = ", ".join((["auto"] if checkpoint else []) + list(_DTYPES))
+        return FLOATS.get(main_type(checkpoint).lower(), DType.F16)
+    if word not in FLOATS:
+        expected = ", ".join((["auto"] if checkpoint else []) + list(FLOATS))
         raise RequestError(f"{option}={word!r}: expected one of {expected}")
-    return _DTYPES[word]
+    return FLOATS[word]

@@ -80,6 +80,10 @@ def quantize(
         EngineError: what loading the model would raise; or values that q8_0 cannot hold.
     """
     as_gguf = out.suffix == ".gguf"
+    for item in keep:
+        if "=" in item:
+            role = item.partition("=")[0]
+            raise RequestError(f"keep={item!r}: a copy keeps a role as it is stored: keep={role!r}")
     if model.suffix == ".gguf" and not as_gguf:
         raise RequestError(f"{model} is a GGUF file, so {out} must be one too: name it *.gguf")
     if out.resolve() == model.resolve():

@@ -6,8 +6,8 @@ reserved; loading.py then reads. File formats are readers behind checkpoint.py's
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -51,6 +51,10 @@ class Source:
         return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
+FLOATS = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16}
+"""Words for the types of weights that are not quantised."""
+
+
 @dataclass(frozen=True)
 class WeightTypes:
     """How matrices are stored.
@@ -58,12 +62,12 @@ class WeightTypes:
     Attributes:
         dtype: F32, F16 or BF16.
         weights: "q8_0" to store them quantised; None: in dtype.
-        keep: roles that stay in dtype all the same, e.g. ("lm_head",).
+        keep: roles that stay floats all the same, and their types, e.g. {"lm_head": DType.F16}.
     """
 
     dtype: DType
     weights: str | None = None
-    keep: tuple[str, ...] = ()
+    keep: Mapping[str, DType] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,9 @@ class Weight:
         """Type it is kept in."""
         if not self.quantisable:
             return DType.F32
-        if types.weights is None or self.role in types.keep:
+        if types.weights is None:
             return types.dtype
-        return DType[types.weights.upper()]
+        return types.keep.get(self.role, DType[types.weights.upper()])
 
 
 @dataclass(frozen=True)
@@ -122,28 +126,32 @@ def choose_types(
         dtype: of what is not quantised.
         weights: "q8_0"; "float": in dtype, whatever the file has; None: as the file has them, so
             that a q8_0 file stays what it is, and any other is stored in dtype.
-        keep: roles that stay in dtype. The head's name stands for a tied embedding too.
+        keep: roles that stay in dtype ("lm_head") or another type ("lm_head=f16"). The head's name
+            stands for a tied embedding too.
 
     Raises:
-        RequestError: another word, or a role that this model has no matrix of.
+        RequestError: another word, or a role that this model has no matrix of, or a type.
     """
     if weights not in (None, "q8_0", "float"):
         raise RequestError(f"weights={weights!r}: expected 'q8_0', 'float' or None")
     matrices = [weight for weight in plan.weights if weight.quantisable]
     roles = list(dict.fromkeys(weight.role for weight in matrices))
-    kept = ["embed" if plan.tied and role == "lm_head" else role for role in keep]
-    for role in kept:
+    kept: dict[str, DType] = {}
+    for item in keep:
+        role, _, word = item.partition("=")
+        role = "embed" if plan.tied and role == "lm_head" else role
         if role not in roles:
-            raise RequestError(f"keep={role!r}: expected some of {', '.join(roles)}")
+            raise RequestError(f"keep={item!r}: expected some of {', '.join(roles)}")
+        if "=" in item and word not in FLOATS:
+            raise RequestError(f"keep={item!r}: expected a role, or {role}={'|'.join(FLOATS)}")
+        kept[role] = FLOATS.get(word, dtype)
     if weights is None and main_type(checkpoint) == "Q8_0":
         weights = "q8_0"
-        kept += [
-            weight.role
-            for weight in matrices
-            if any(checkpoint.stored_as(source.name) != "Q8_0" for source in weight.sources)
-        ]
+        for weight in matrices:
+            if any(checkpoint.stored_as(source.name) != "Q8_0" for source in weight.sources):
+                kept.setdefault(weight.role, dtype)
     quantised = "q8_0" if weights == "q8_0" else None
-    return WeightTypes(dtype, quantised, tuple(dict.fromkeys(kept)) if quantised else ())
+    return WeightTypes(dtype, quantised, kept if quantised else {})
 
 
 # ---- what a model must have --------------------------------------------------------------------

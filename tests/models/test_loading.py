@@ -172,7 +172,7 @@ def test_q8_0_keeps_what_it_is_told_to_keep(tmp_path: Path) -> None:
         assert weights.model.matrices["lm_head"].dtype == DType.F16
 
     path = write_tiny("llama", tmp_path)
-    with_loaded(path, types, WeightTypes(DType.F16, "q8_0", keep=("lm_head",)))
+    with_loaded(path, types, WeightTypes(DType.F16, "q8_0", keep={"lm_head": DType.F16}))
 
 
 def test_accounting_is_as_strict_for_quantised_weights(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.tiny import FAMILIES, write_tiny
 TYPES = [
     WeightTypes(DType.F32),
     WeightTypes(DType.BF16),
-    WeightTypes(DType.F16, "q8_0", keep=("lm_head",)),
+    WeightTypes(DType.F16, "q8_0", keep={"lm_head": DType.F16}),
 ]
 
 

@@ -227,7 +227,7 @@ def test_a_kept_role_stays_as_it_is_stored(tmp_path: Path) -> None:
         assert checkpoint.dtype("model.layers.1.self_attn.k_proj.weight") == "BF16"
         assert checkpoint.dtype("model.embed_tokens.weight") == "Q8_0"
         assert choose_types(plan, checkpoint, DType.BF16) == WeightTypes(
-            DType.BF16, "q8_0", ("qkv", "lm_head")
+            DType.BF16, "q8_0", {"qkv": DType.BF16, "lm_head": DType.BF16}
         )
 
 
@@ -386,7 +386,12 @@ def test_a_copy_stays_q8_0_unless_floats_are_asked_for(model: Path) -> None:
 
 
 def test_roles_to_keep_are_checked(model: Path) -> None:
-    assert chosen(model, "q8_0", ("down",)).keep == ("down",)
+    assert chosen(model, "q8_0", ("down",)).keep == {"down": DType.F16}
+    assert chosen(model, "q8_0", ("down=f32", "qkv")).keep == {"down": DType.F32, "qkv": DType.F16}
+    with pytest.raises(RequestError, match="keep='down=q4': expected a role, or down="):
+        chosen(model, "q8_0", ("down=q4",))
+    with pytest.raises(RequestError, match="keep='down=f16': a copy keeps a role as it is stored"):
+        copied(model, keep=["down=f16"])
     with pytest.raises(RequestError, match="keep='head': expected some of embed, qkv, attn_out"):
         chosen(model, "q8_0", ("head",))
     with pytest.raises(RequestError, match="weights='int4'"):
@@ -442,7 +447,7 @@ def test_a_trained_checkpoint_says_the_same_as_gguf_past_its_window(
     kept = quantize(CHECKPOINTS[name], copy).kept
     gated = any("down_proj" in tensor for tensor in kept)  # of 344, which no block of 32 fits
     assert len(kept) == (3 if gated else name == "gpt2")  # whose position table is never q8_0
-    types = WeightTypes(DType.F32, "q8_0", ("down",) if gated else ())
+    types = WeightTypes(DType.F32, "q8_0", {"down": DType.F32} if gated else {})
     ids = np.random.default_rng(0).integers(3, 2048, 100).tolist()
     found = []
     for path in (CHECKPOINTS[name], copy):
@@ -517,7 +522,7 @@ def test_rows_that_are_not_whole_blocks_stay_as_stored_in_gguf(tmp_path: Path) -
         assert checkpoint.stored_as(name) == "BF16"
         assert main_type(checkpoint) == "Q8_0"
     assert np.array_equal(values_of(copy, name), values_of(model, name))
-    assert chosen(copy) == WeightTypes(DType.F16, "q8_0", ("down",))
+    assert chosen(copy) == WeightTypes(DType.F16, "q8_0", {"down": DType.F16})
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ MIN_COSINE = 0.9999999
 """f32: smallest cosine of any position. Two float32 engines differ by about 1e-14 in it."""
 MIN_ARGMAX = 1.0
 """f32: share of positions with the same largest logit."""
+TIE = 2.0**-22
+"""f32: where the reference's own two largest logits are no further apart than this share of the
+largest, two to four units in its last place, it cannot say which is larger: either counts."""
 MAX_ERROR = 1e-4
 """f32: largest error of any logit over the largest logit of its position. Two attention
 implementations of Transformers differ by 2e-6 on the same checkpoints."""
@@ -68,7 +71,7 @@ class Comparison:
     Attributes:
         prompt: what was computed.
         rows: int64 (R).
-        same_argmax: bool (T).
+        same_argmax: bool (T). ties: how many of them are so because either of two counts (TIE).
         cosine: float64 (R).
         top5: float64 (R); share of the reference's five largest among our five largest.
         kl: float64 (R); nats of KL(reference || ours); from the top entries and the rest as one
@@ -93,6 +96,7 @@ class Comparison:
     own_max: F64
     decided: NDArray[np.bool_]
     loss: F64 = field(default_factory=lambda: np.zeros(0))
+    ties: int = 0
 
 
 def compare(prompt: Prompt, ours: F32, expected: Expected, dtype: str) -> Comparison:
@@ -115,10 +119,17 @@ def compare(prompt: Prompt, ours: F32, expected: Expected, dtype: str) -> Compar
     own = expected.own.get(dtype, np.zeros((0, 2)))
     gap = (expected.top_logits[:, 0] - expected.top_logits[:, 1]).astype(np.float64)
     noise = found["max"] + (own[:, 1] if len(own) else 0.0)
+    picked = ours.argmax(axis=1)
+    same = picked == expected.argmax
+    tied = np.zeros(len(gap), bool)
+    if dtype == "f32":
+        tied = (gap / expected.largest <= TIE) & (picked[expected.rows] == expected.top_ids[:, 1])
+        same[expected.rows[tied]] = True
     return Comparison(
         prompt=prompt,
         rows=expected.rows,
-        same_argmax=ours.argmax(axis=1) == expected.argmax,
+        same_argmax=same,
+        ties=int(tied.sum()),
         own_rms=own[:, 0],
         own_max=own[:, 1],
         decided=gap / expected.largest > noise,
@@ -188,7 +199,7 @@ class Summary:
     Attributes:
         positions: how many were compared by their largest logit.
         logit_positions: how many of them by their logits.
-        argmax: share of positions with the same largest logit.
+        argmax: share of positions with the same largest logit; `ties` of them by TIE.
         decided, decided_argmax: positions where rounding cannot decide, and the same share there.
         rms, max: root mean square and largest error over all of them, relative as in Comparison.
         own_rms, own_max: Transformers' own in the same precision; None in f32.
@@ -205,6 +216,7 @@ class Summary:
     own_rms: float | None
     own_max: float | None
     spread: Mapping[str, Mapping[str, float]]
+    ties: int = 0
 
 
 def summarise(comparisons: Sequence[Comparison]) -> Summary:
@@ -232,6 +244,7 @@ def summarise(comparisons: Sequence[Comparison]) -> Summary:
         own_rms=together(own_rms) if len(own_rms) else None,
         own_max=float(own_max.max()) if len(own_max) else None,
         spread={name: _spread(every(name)) for name in figures},
+        ties=sum(c.ties for c in comparisons),
     )
 
 

@@ -55,6 +55,12 @@ def share(value: float) -> str:
     return "100 %" if value == 1.0 else f"{math.floor(value * 1e4) / 100:.2f} %"
 
 
+def argmax_of(summary: Summary) -> str:
+    """The share of equal largest logits, and how many positions are ties that either decides."""
+    ties = f" ({summary.ties} tied)" if summary.ties else ""
+    return share(summary.argmax) + ties
+
+
 def gate_table(gates: Iterable[Gate]) -> Table:
     """Every gate with its figure, its limit and whether it holds."""
     rows = [
@@ -139,7 +145,7 @@ def suite_table(rows: Iterable[SuiteRow]) -> Table:
                     f"{s.positions:,}",
                     number(s.spread["cosine"]["min"]),
                     number(s.spread["cosine"]["mean"]),
-                    share(s.argmax),
+                    argmax_of(s),
                     number(s.rms) + ratios.get("rms ratio", ""),
                     number(s.max) + ratios.get("max ratio", ""),
                     broken if row.controls and report.dtype == "f32" else "",
@@ -236,7 +242,7 @@ def _headline(report: ParityReport) -> str:
     s = report.summary
     return (
         f"{report.model}, {report.dtype}: {'passed' if report.passed else 'FAILED'}; "
-        f"{s.positions} positions, argmax {share(s.argmax)}, "
+        f"{s.positions} positions, argmax {argmax_of(s)}, "
         f"cosine at least {number(s.spread['cosine']['min'])}"
     )
 

@@ -91,6 +91,22 @@ def test_one_wrong_logit_is_seen_where_it_is():
     np.testing.assert_allclose(found.rms, [0, 0.5 / math.sqrt(VOCAB + 8), 0], atol=1e-7)
 
 
+@pytest.mark.parametrize(("gap", "dtype", "same"), [
+    (2.0**-23, "f32", True), (2.0**-21, "f32", False), (2.0**-23, "q8_0", False),
+])  # fmt: skip
+def test_either_of_two_counts_where_float32_cannot_tell_them_apart(gap, dtype, same):
+    logits = np.tile(np.linspace(-1, 1, VOCAB, dtype=np.float32), (3, 1))
+    logits[:, 3], logits[:, 7] = 4.0, 4.0 - 4.0 * gap
+    ours = logits.copy()
+    ours[1, 7] = np.nextafter(np.float32(4), np.float32(5))
+    found = compare(_prompt(3), ours, _expected(logits), dtype)
+    assert found.same_argmax.tolist() == [True, same, True]
+    assert summarise([found]).ties == int(same)
+    ours[2, 9] = 4.1  # one that is neither is wrong
+    found = compare(_prompt(3), ours, _expected(logits), dtype)
+    assert not found.same_argmax[2]
+
+
 def test_a_wrong_largest_logit_counts_even_in_rows_whose_logits_are_unknown(logits):
     ours = logits.copy()
     ours[5, (logits[5].argmax() + 1) % VOCAB] = 99.0

@@ -200,7 +200,7 @@ def _run(name="llama", **options):
     return run_parity(CHECKPOINTS[name], reference=GOLDEN / name, device="cpu", **options)
 
 
-@pytest.mark.parametrize("kernel", ["rms_norm", "activate_gated", "attention_paged"])
+@pytest.mark.parametrize("kernel", ["rms_norm", "matmul_fused", "attention_paged"])
 def test_a_kernel_off_by_one_per_cent_fails_the_gate(monkeypatch, kernel):
     right = getattr(decoder.ops, kernel)
 

@@ -16,7 +16,12 @@ namespace {
         if (!(condition)) return ok::fail_argument(function, __VA_ARGS__); \
     } while (0)
 #define CHECK_POINTER(pointer) CHECK((pointer) != nullptr, #pointer " is null")
-#define CHECK_SIZE(size, least) CHECK((size) >= (least), #size "=%lld must be >= " #least, static_cast<long long>(size))
+// Up to 2^31, so that products of two stay within 64 bits.
+#define CHECK_SIZE(size, least)                                                                     \
+    do {                                                                                            \
+        CHECK((size) >= (least), #size "=%lld must be >= " #least, static_cast<long long>(size));   \
+        CHECK((size) <= ok::kMaxSide, #size "=%lld must be <= 2^31", static_cast<long long>(size)); \
+    } while (0)
 #define CHECK_STRIDE(stride, least, text)                                                                  \
     CHECK((stride) >= (least), #stride "=%lld must be >= " text " = %lld", static_cast<long long>(stride), \
           static_cast<long long>(least))
@@ -139,8 +144,9 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
     CHECK_POINTER(x);
     CHECK_POINTER(weight);
     CHECK_SIZE(rows, 0);
-    CHECK(groups > 0, "groups=%lld must be positive", static_cast<long long>(groups));
-    CHECK(cols > 0, "cols=%lld must be positive", static_cast<long long>(cols));
+    CHECK(groups > 0 && groups <= kMaxSide, "groups=%lld must be positive, at most 2^31",
+          static_cast<long long>(groups));
+    CHECK(cols > 0 && cols <= kMaxSide, "cols=%lld must be positive, at most 2^31", static_cast<long long>(cols));
     CHECK_STRIDE(x_stride, groups * cols, "groups * cols");
     CHECK_STRIDE(y_stride, groups * cols, "groups * cols");
     if (residual) CHECK_STRIDE(residual_stride, groups * cols, "groups * cols");
@@ -196,21 +202,38 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
                                               const float *normed, const void *weight, ok_dtype dtype,
                                               ok_epilogue epilogue, ok_activation activation, const float *product,
                                               int64_t rows, int64_t out, int64_t in) {
+    CHECK_POINTER(queue);
     CHECK(norm >= OK_NORM_NONE && norm <= OK_NORM_LAYER, "norm=%d must be between 0 and 2", static_cast<int>(norm));
     CHECK(epilogue >= OK_EPILOGUE_NONE && epilogue <= OK_EPILOGUE_GATED, "epilogue=%d must be between 0 and 2",
           static_cast<int>(epilogue));
-    if (ok_status status = check_matmul(function, queue, y, x, weight, dtype, rows, out, in)) return status;
+    if (ok_status status = check_matmul_shape(function, dtype, rows, out, in)) return status;
+    const bool gated = epilogue == OK_EPILOGUE_GATED;
+    CHECK(!gated || out % 2 == 0, "out=%lld must be even: a gate and what it gates", static_cast<long long>(out));
+    CHECK(epilogue == OK_EPILOGUE_NONE || (activation >= OK_SILU && activation <= OK_RELU),
+          "activation=%d must be between 0 and 3", static_cast<int>(activation));
+    CHECK(norm == OK_NORM_NONE || (eps >= 0.0f && eps - eps == 0.0f), "eps=%g must be finite and >= 0",
+          static_cast<double>(eps));
+    if (rows == 0) return OK_SUCCESS;
+    CHECK_POINTER(y);
+    CHECK_POINTER(x);
+    CHECK_POINTER(weight);
     if (norm != OK_NORM_NONE) {
-        if (rows > 0) CHECK_POINTER(normed);
-        if (ok_status status = check_norm(function, queue, y, in, x, in, norm_weight, nullptr, 0, rows, 1, in, eps))
-            return status;
+        CHECK_POINTER(norm_weight);
+        CHECK_POINTER(normed);
     }
-    if (epilogue == OK_EPILOGUE_NONE) return OK_SUCCESS;
-    CHECK(activation >= OK_SILU && activation <= OK_RELU, "activation=%d must be between 0 and 3",
-          static_cast<int>(activation));
-    if (epilogue == OK_EPILOGUE_ACTIVATE) return OK_SUCCESS;
-    CHECK(out % 2 == 0, "out=%lld must be even: a gate and what it gates", static_cast<long long>(out));
-    if (rows > 0) CHECK_POINTER(product);
+    if (gated) CHECK_POINTER(product);
+    const struct {
+        const char *name;
+        const float *begin;
+        int64_t count;
+    } parts[] = {{"x", x, rows * in},
+                 {"y", y, rows * (gated ? out / 2 : out)},
+                 {"normed", norm != OK_NORM_NONE ? normed : nullptr, rows * in},
+                 {"product", gated ? product : nullptr, rows * out}};
+    for (const auto &a : parts)
+        for (const auto &b : parts)
+            CHECK(&a >= &b || !a.begin || !b.begin || a.begin + a.count <= b.begin || b.begin + b.count <= a.begin,
+                  "%s and %s must not overlap", a.name, b.name);
     return OK_SUCCESS;
 }
 
@@ -277,7 +300,8 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
     CHECK_POINTER(cache);
     CHECK_POINTER(slot);
     if (ok_status status = check_kv_cache(function, dtype, blocks, kv_heads, head_dim, tile_elements)) return status;
-    CHECK(heads > 0 && heads % kv_heads == 0, "heads=%lld must be a positive multiple of kv_heads=%lld",
+    CHECK_SIZE(heads, 1);
+    CHECK(heads % kv_heads == 0, "heads=%lld must be a positive multiple of kv_heads=%lld",
           static_cast<long long>(heads), static_cast<long long>(kv_heads));
     CHECK_STRIDE(stride, (heads + 2 * kv_heads) * head_dim, "(heads + 2 kv_heads) * head_dim");
     return check_rope(function, queue, qkv, stride, table, table_rows, table_row, rows, heads + kv_heads, head_dim,
@@ -299,7 +323,8 @@ inline bool is_matrix_dtype(ok_dtype dtype) { return is_float_dtype(dtype) || dt
     CHECK_POINTER(position);
     if (ok_status status = check_kv_cache(function, dtype, blocks, kv_heads, head_dim, tile_elements)) return status;
     CHECK_SIZE(rows, 0);
-    CHECK(heads > 0 && heads % kv_heads == 0, "heads=%lld must be a positive multiple of kv_heads=%lld",
+    CHECK_SIZE(heads, 1);
+    CHECK(heads % kv_heads == 0, "heads=%lld must be a positive multiple of kv_heads=%lld",
           static_cast<long long>(heads), static_cast<long long>(kv_heads));
     CHECK_STRIDE(q_stride, heads * head_dim, "heads * head_dim");
     CHECK(sequences > 0, "sequences=%lld must be > 0", static_cast<long long>(sequences));

@@ -14,8 +14,12 @@ from pyengine.evidence.bench import run_bench
 def bench(
     context: typer.Context,
     model: options.Model,
-    prompt_tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=1)] = 256,
-    new_tokens: Annotated[int, typer.Option(help="Tokens to generate.", min=2)] = 64,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(help="Length of the prompt. Default: 256, if it fits.", min=1)
+    ] = None,
+    new_tokens: Annotated[
+        int | None, typer.Option(help="Tokens to generate. Default: 64, if they fit.", min=2)
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Counted runs; medians are printed.", min=1)] = 5,
     as_json: options.Json = False,
     device: options.Device = "auto",
@@ -41,7 +45,7 @@ def bench(
     print(f"bandwidth {report.read_gb_s:.1f} GB/s read (measured in this run)")
     print(
         f"decode    {report.decode_tok_s:.1f} tokens/s, "
-        f"{report.decode_share:.0%} of what the bandwidth allows"
+        f"{report.decode_share:.0%} of what the bandwidth allows, over {report.new_tokens} tokens"
     )
     print(f"prefill   {report.prefill_tok_s:.1f} tokens/s over {report.prompt_tokens} tokens")
     print(f"first token after {report.first_token_s * 1e3:.1f} ms (median of {report.repeats})")

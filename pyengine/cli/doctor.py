@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -23,4 +24,6 @@ def doctor(
     """
     facts = examine(run_self_test=self_test)
     print(json.dumps(facts.to_json()) if as_json else facts.to_text())
+    if self_test and not any(d.self_tests for library in facts.libraries for d in library.devices):
+        print("self-test: not run: there is no usable GPU", file=sys.stderr)
     raise typer.Exit(0 if facts.healthy else 1)

@@ -15,6 +15,8 @@ from pyengine.generation.completion import Completion
 from pyengine.generation.engine import Engine, Prompt
 from pyengine.generation.sampling import SamplingParams
 
+MOST_BYTES = 256 << 20  # of a file of prompts
+
 
 def generate(
     context: typer.Context,
@@ -123,6 +125,8 @@ def _prompts(words: list[str], files: list[Path], lines: Path | None) -> list[st
     prompts = list(words) + [_read(file) for file in files]
     if lines is not None:
         prompts += [line for line in _read(lines).splitlines() if line]
+        if not prompts:
+            raise RequestError(f"{lines}: no line holds a prompt")
     if not prompts and not sys.stdin.isatty():
         prompts = [_read(Path("-"))]
     if not prompts:
@@ -132,7 +136,10 @@ def _prompts(words: list[str], files: list[Path], lines: Path | None) -> list[st
 
 def _read(file: Path) -> str:
     try:
-        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        with open(0 if str(file) == "-" else file, "rb", closefd=str(file) != "-") as opened:
+            data = opened.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise RequestError(f"{file}: longer than {MOST_BYTES >> 20} MiB, which no model reads")
         return data.decode()
     except OSError as error:
         raise RequestError(f"{file}: {error.strerror}") from error

@@ -128,8 +128,9 @@ def parity(
             _show(one)
         if results:
             _print_table(reports.control_table(results))
-    passed = all(one.passed for one in found) and all(result.succeeded for result in results)
-    raise typer.Exit(0 if passed else 1)
+    codes = [one.exit_code for one in found]
+    codes += [0 if result.succeeded else 1 for result in results]
+    raise typer.Exit(1 if 1 in codes else max(codes))
 
 
 def _suite(
@@ -152,8 +153,9 @@ def _suite(
 
 
 def _show(one: ParityReport) -> None:
-    verdict = "passed" if one.passed else "FAILED"
-    print(f"{one.model} in {one.dtype}: {verdict} over {one.summary.positions} positions")
+    print(f"{one.model} in {one.dtype}: {one.verdict} over {one.summary.positions} positions")
+    if not one.judged:
+        print("q8_0 has no bar beside a recording: give --min-cosine or --min-argmax")
     if one.untrained:
         Console().print(reports.UNTRAINED, style="bold red")
     _print_table(reports.gate_table(one.gates))
@@ -183,12 +185,14 @@ def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{file}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"{file}: {reason}") from error
 
 
 def _read_ids(file: Path) -> list[int]:
+    text = _read(file)
     try:
-        ids = json.loads(_read(file))
+        ids = json.loads(text)
     except ValueError as error:
         raise RequestError(f"{file}: not JSON: {error}") from error
     if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):

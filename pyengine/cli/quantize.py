@@ -35,7 +35,9 @@ def quantize(
     ] = False,
     pre: Annotated[
         str | None,
-        typer.Option(help="GGUF's word for how text is split, where none fits exactly."),
+        typer.Option(
+            help="GGUF's word for how text is split, where none fits exactly: gpt-2, llama-bpe, ..."
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a quantised model that is there.")

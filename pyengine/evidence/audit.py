@@ -63,7 +63,7 @@ def audit_runtime(model: str = "demo", device: str = "auto", prelude: str = "") 
     """
     # One thread: a waiting thread of the BLAS itself would stumble over the overwritten code.
     quiet = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _CHILD, model, device, prelude]
+    command = [sys.executable, "-P", "-c", _CHILD, model, device, prelude]  # -P: no cwd on the path
     try:
         child = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=os.environ | quiet

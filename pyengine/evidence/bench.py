@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pyengine.errors import RequestError
 from pyengine.generation.engine import Engine
 from pyengine.native import Arena, Device, DType, Queue, Stopwatch, ops
 
@@ -73,15 +74,32 @@ def _seconds(engine: Engine, ids: list[int], count: int) -> float:
 
 
 def run_bench(
-    engine: Engine, *, prompt_tokens: int = 256, new_tokens: int = 64, repeats: int = 5
+    engine: Engine,
+    *,
+    prompt_tokens: int | None = None,
+    new_tokens: int | None = None,
+    repeats: int = 5,
 ) -> BenchReport:
     """Times prefill and greedy decode of one sequence.
 
     The tokens are arbitrary ids: speed does not depend on them.
+
+    Args:
+        prompt_tokens, new_tokens: None: 256 and 64, or less where the context is short.
+
+    Raises:
+        RequestError: what is asked for does not fit the context.
     """
-    vocab_size = engine.config.vocab_size
-    prompt_tokens = max(1, min(prompt_tokens, engine.max_context - 2))
-    new_tokens = max(2, min(new_tokens, engine.max_context - prompt_tokens))
+    vocab_size, context = engine.config.vocab_size, engine.max_context
+    if new_tokens is None:
+        new_tokens = max(2, min(64, context - (prompt_tokens or context // 2)))
+    if prompt_tokens is None:
+        prompt_tokens = max(1, min(256, context - new_tokens))
+    if prompt_tokens + new_tokens > context:
+        raise RequestError(
+            f"prompt_tokens={prompt_tokens} and new_tokens={new_tokens} do not fit the context of "
+            f"{context} (max_context)"
+        )
     ids = [(7919 * i + 1) % vocab_size for i in range(prompt_tokens)]
     first, decode = [], []
     for run in range(repeats + 1):  # the first run records programs and warms caches

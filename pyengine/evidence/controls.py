@@ -109,6 +109,12 @@ def run_controls(
     """
     source = open_model(model)
     try:
+        stored = {name: source.checkpoint.dtype(name) for name in source.checkpoint.names()}
+        if quantised := [name for name, dtype in stored.items() if dtype == "Q8_0"]:
+            raise CannotCompare(
+                f"{source.path}: controls change stored floats, and {quantised[0]} is q8_0: "
+                "run them on the model it was made from"
+            )
         chosen = _choose(names, source)
         live = str(reference) == "transformers"
         prompts = collect_prompts(source, positions=positions) if live else None

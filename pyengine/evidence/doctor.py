@@ -396,13 +396,12 @@ def _advice(facts: Doctor) -> Iterator[Advice]:
         yield Advice("a library links or names what it must not", "see pyengine audit")
     elif facts.linkage != "clean":
         yield Advice("the linkage audit could not look at everything", "see pyengine audit", False)
-    for package, what, extra in (
-        ("huggingface-hub", "models by org/name", "hub"),
-        ("hip-python", "streams and device pointers of HIP", "hip"),
-    ):
-        if not facts.versions[package] and (extra != "hip" or hip.devices):
-            remedy = f"pip install 'okernel-pyengine[{extra}]'"
-            yield Advice(f"{package} is not installed: no {what}", remedy, serious=False)
+    if not facts.versions["hip-python"] and hip.devices:
+        yield Advice(
+            "hip-python is not installed: no streams and device pointers of HIP",
+            "pip install 'okernel-pyengine[hip]'",
+            serious=False,
+        )
 
 
 def _library_advice(library: LibraryFacts) -> Iterator[Advice]:
@@ -432,6 +431,13 @@ def _library_advice(library: LibraryFacts) -> Iterator[Advice]:
 # ---- text ---------------------------------------------------------------------------------------
 
 
+def _how_to_build(backend: str) -> str:
+    if backend == "cpu":
+        return "not installed"
+    how = f'pip install . -Ccmake.define.OKERNEL_BACKENDS="cpu;{backend}"'
+    return f"not installed (with such a GPU: {how})"
+
+
 def _lines(facts: Doctor) -> Iterator[str]:
     installed = ", ".join(f"{k} {v}" for k, v in facts.versions.items() if v)
     yield f"system    {facts.system}"
@@ -440,7 +446,7 @@ def _lines(facts: Doctor) -> Iterator[str]:
     yield f"          path {facts.cpu_path or '-'}, {facts.threads} threads"
     yield f"memory    {_gib(facts.memory_free_bytes)} free of {_gib(facts.memory_total_bytes)}"
     for library in facts.libraries:
-        yield f"{library.backend:9} {library.path or 'not installed'}"
+        yield f"{library.backend:9} {library.path or _how_to_build(library.backend)}"
         if library.error:
             yield f"          {library.error}"
         if library.build:

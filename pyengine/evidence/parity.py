@@ -80,12 +80,23 @@ class ParityReport:
     @property
     def passed(self) -> bool:
         """Whether every gate holds and every control that was run broke parity."""
-        return all(gate.passed for gate in self.gates) and all(c.succeeded for c in self.controls)
+        held = all(gate.passed for gate in self.gates)
+        return self.judged and held and all(c.succeeded for c in self.controls)
+
+    @property
+    def judged(self) -> bool:
+        """Whether there was a bar: q8_0 beside a recording has those that are asked for."""
+        return bool(self.gates or self.controls)
+
+    @property
+    def verdict(self) -> str:
+        """ "passed", "FAILED" or "not judged"."""
+        return "passed" if self.passed else "FAILED" if self.judged else "not judged"
 
     @property
     def exit_code(self) -> int:
-        """0: passed, 1: failed. (2, could not compare, is CannotCompare or another EngineError.)"""
-        return 0 if self.passed else 1
+        """0: passed, 1: failed, 2: not judged. (CannotCompare and other errors are 2 too.)"""
+        return 0 if self.passed else 1 if self.judged else 2
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: report.json, whose keys docs/parity.md lists."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pyengine.errors import CannotCompare
 from pyengine.evidence import prompts as prompt_set
 from pyengine.evidence.prompts import Prompt
+from pyengine.models.config import load_config
 
 FORMAT = 1
 """Version of the recorded form; a file of another version is refused."""
@@ -261,8 +262,26 @@ class TransformersReference:
                 )
         if torch.backends.cuda.matmul.allow_tf32:
             raise CannotCompare("torch is set to TF32: its float32 is not a yardstick")
+        if self._model.is_file():
+            self._check_reads_the_same(oracle.config)
         self._loaded[dtype] = oracle.to(self._device).eval()
         return self._loaded[dtype]
+
+    def _check_reads_the_same(self, theirs: Any) -> None:
+        """Its GGUF reader drops some traits without a word: no oracle for a model that has them."""
+        config, spec = load_config(self._model)
+        dropped = {
+            "the sliding window": any(config.layer_windows)
+            and not getattr(theirs, "sliding_window", None),
+            "the norms of heads": spec.qk_norm == "per_head"
+            and not getattr(theirs, "qk_layernorm", False),
+        }
+        for trait, is_dropped in dropped.items():
+            if is_dropped:
+                raise CannotCompare(
+                    f"{self._model}: transformers' GGUF reader ignores {trait}: "
+                    "compare the original directory"
+                )
 
     def logits(self, ids: Sequence[int], dtype: str = "f32") -> F32:
         """float32 (T, vocab_size) as Transformers computes them in `dtype`."""
@@ -421,7 +440,7 @@ class RecordedReference:
     """
 
     def __init__(self, path: Path) -> None:
-        directory = path if path.is_dir() else path.parent
+        directory = path.parent if path.name == "reference.json" else path
         try:
             text = (directory / "reference.json").read_text(encoding="utf-8")
             info: dict[str, Any] = json.loads(text)

@@ -149,7 +149,7 @@ def suite_table(rows: Iterable[SuiteRow]) -> Table:
                     number(s.rms) + ratios.get("rms ratio", ""),
                     number(s.max) + ratios.get("max ratio", ""),
                     broken if row.controls and report.dtype == "f32" else "",
-                    "passed" if report.passed else "FAILED",
+                    report.verdict,
                 )
             )
         if row.error:
@@ -241,7 +241,7 @@ def _pairs(values: Mapping[str, str]) -> Table:
 def _headline(report: ParityReport) -> str:
     s = report.summary
     return (
-        f"{report.model}, {report.dtype}: {'passed' if report.passed else 'FAILED'}; "
+        f"{report.model}, {report.dtype}: {report.verdict}; "
         f"{s.positions} positions, argmax {argmax_of(s)}, "
         f"cosine at least {number(s.spread['cosine']['min'])}"
     )

@@ -200,6 +200,12 @@ class Engine:
             self.device, spec, config, types, self.kv_dtype, request, tied=plan.tied
         )
         self.max_context = budget.max_context
+        if self.max_context > config.max_position_embeddings:
+            _log.warning(
+                "max_context=%d: this model was made for %d positions, past which text decays",
+                self.max_context,
+                config.max_position_embeddings,
+            )
         self.memory_bytes = budget.by_kind()
 
         arena = Arena(library, budget.total_bytes, device=index)
@@ -361,6 +367,11 @@ class Engine:
                 f"min_new_tokens: this model has {len(eos)} end-of-text tokens, "
                 f"at most {ops.SAMPLE_MAX_BANNED} can be held back"
             )
+        for token in params.logit_bias:
+            if not 0 <= token < self.config.vocab_size:
+                raise RequestError(
+                    f"logit_bias: id {token} must be between 0 and {self.config.vocab_size - 1}"
+                )
         return Continuation(
             Sequence(ids, params, eos), params, self.tokenizer, continues=not is_chat
         )

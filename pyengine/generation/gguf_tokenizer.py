@@ -20,7 +20,7 @@ from pyengine.generation.tokenizer import Tokenizer, set_added_ends
 from pyengine.models.gguf_config import end_token_ids
 from pyengine.models.gguf_header import read_header
 
-CONTROL, USER_DEFINED, UNKNOWN = 3, 4, 2  # tokenizer.ggml.token_type
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
 PHI3 = re.compile("phi-?3", re.IGNORECASE)
 _SPACE = "\u2581"
 
@@ -131,10 +131,12 @@ def byte_level(path: Path, facts: dict[str, Any], tokens: list[str]) -> tuple[Ba
             f"known: {', '.join(SPLITS)}"
         )
     split = SPLITS[word]
-    if "merges" not in facts:
-        raise ConfigError(f"{path}: tokenizer.ggml.merges is missing")
     from_tiktoken = split in (_LLAMA3, _TEKKEN) and word not in _WITHOUT_BOS
-    merges = [_pair(path, merge) for merge in facts["merges"]]
+    types = facts.get("token_type", ())
+    made = (t for t, kind in zip(tokens, types, strict=False) if kind == NORMAL and len(t) > 1)
+    if "merges" not in facts and any(made):  # an empty list is not stored
+        raise ConfigError(f"{path}: tokenizer.ggml.merges is missing")
+    merges = [_pair(path, merge) for merge in facts.get("merges", ())]
     backend = _bpe(path, _vocabulary(tokens), merges, ignore_merges=from_tiktoken)
     own_split = split in (_GPT2, _DIGITS)
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own_split)
@@ -203,12 +205,17 @@ def _pair(path: Path, merge: str) -> tuple[str, str]:
     return left, right
 
 
+_LONGEST_TOKEN = 4096
+
+
 def _merges_from_scores(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """Transformers' generate_merges: by falling score, then by falling lengths of the halves."""
-    ranked = []
+    ranked, longest = [], max(map(len, vocabulary), default=0)
+    if longest > _LONGEST_TOKEN:
+        raise ConfigError(f"a token of {longest} characters; at most {_LONGEST_TOKEN} are read")
     for token, index in vocabulary.items():
-        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        pairs = [(a, b) for a, b in pairs if a in vocabulary and b in vocabulary]
+        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        pairs = [(a, b) for a, b in cuts if a in vocabulary and b in vocabulary]
         pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         ranked += [(scores[index], len(a), len(b), a, b) for a, b in pairs]
     ranked.sort(key=lambda entry: entry[:3], reverse=True)

@@ -142,8 +142,9 @@ def _word(file: Path, data: dict[str, Any]) -> str:
         if _pipeline(json.loads(rebuilt.to_str())) == _pipeline(data):
             return word
     raise UnsupportedModelError(
-        f"{file}: GGUF has no word for the way this tokenizer splits text; --pre names the nearest "
-        f"of {', '.join(_WORDS)}"
+        f"{file}: GGUF has no word for the way this tokenizer splits text. --pre gpt-2, or "
+        f"another of {', '.join(_WORDS)}, writes that word instead: other engines then split some "
+        "texts differently"
     )
 
 

@@ -69,7 +69,7 @@ class Sequence:
         self.prompt_length = len(self.tokens)
         if self.params is not None:
             seed = self.params.seed
-            self.seed = secrets.randbits(64) if seed is None else seed % 2**64
+            self.seed = secrets.randbits(64) if seed is None else int(seed) % 2**64
 
     @property
     def generated(self) -> int:

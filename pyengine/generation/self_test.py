@@ -295,6 +295,7 @@ def _key(device: Device, precision: str) -> dict[str, Any]:
     return {
         "test": VERSION,
         "precision": precision,
+        "index": device.index,
         "name": device.name,
         "arch": device.arch,
         "library": [*build, library.build_info],

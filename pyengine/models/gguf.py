@@ -13,7 +13,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from pyengine.errors import ConfigError, UnsupportedModelError, WeightError
+from pyengine.errors import ConfigError, EngineError, UnsupportedModelError, WeightError
 from pyengine.models.gguf_config import as_config_json, family_of, read_values
 from pyengine.models.gguf_header import Array, Header, TensorInfo, read_header, read_rows
 from pyengine.models.gguf_tensors import (
@@ -52,13 +52,13 @@ class _Place:
 
 def _places(header: Header, spec: DecoderSpec, form: GGUFForm) -> dict[str, _Place]:
     """Hugging Face's name -> place, of all tensors but those of the hyperparameters."""
-    stems, found = gguf_stems(spec), {}
+    stems, found, unknown = gguf_stems(spec), {}, {}
     for stored, info in header.tensors.items():
         name = parse_name(stems, stored)
         if stored in rope_tensors(form):
             continue
         if name is None:
-            found[stored] = _Place(stored, info)
+            unknown[stored] = _Place(stored, info)
             continue
         template = f"{spec.tensors[name.role]}.{name.part}"
         parts = [info]
@@ -68,7 +68,11 @@ def _places(header: Header, spec: DecoderSpec, form: GGUFForm) -> dict[str, _Pla
             parts = [replace(part, offset=start) for start in starts]
         for head, part in enumerate(parts):
             found[template.format(i=name.layer, h=head)] = _Place(stored, part, name.role)
-    return found
+    for stray in unknown.keys() & found.keys():
+        raise WeightError(
+            f"{header.path}: tensor {stray} is not a name of GGUF, which has {found[stray].stored}"
+        )
+    return found | unknown
 
 
 class GGUFCheckpoint:
@@ -93,7 +97,16 @@ class GGUFCheckpoint:
             self._spec, form = family_of(self.header)
             values = read_values(self.header)
             self.config = as_config_json(self.header, values)
-        except (AttributeError, IndexError, KeyError, OverflowError, TypeError) as error:
+        except EngineError:
+            raise
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            ArithmeticError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise ConfigError(f"{path}: its metadata is malformed: {error!r}") from error
         self._heads, self._head_dim = values["num_attention_heads"], values["head_dim"]
         self._tensors = _places(self.header, self._spec, form)

@@ -235,7 +235,10 @@ def _rope(
 
 
 def _original_length(facts: dict[str, Any]) -> int:
-    return int(facts.get("rope.scaling.original_context_length", facts["context_length"]))
+    original = facts.get("rope.scaling.original_context_length", facts["context_length"])
+    if not isinstance(original, int) or original < 2:
+        raise ConfigError(f"rope.scaling.original_context_length={original!r}: must be at least 2")
+    return original
 
 
 def _rope_scaling(

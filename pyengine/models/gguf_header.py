@@ -12,6 +12,7 @@ import math
 import os
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -168,6 +169,8 @@ def _parse(reader: _Reader, path: Path) -> Header:
     metadata: dict[str, Any] = {}
     for _ in range(metadata_count):
         key = reader.string()
+        if key in metadata:
+            raise reader.fail(f"{key} is listed twice")
         metadata[key] = reader.value(reader.unpack("I"))
     entries = [_tensor_entry(reader) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
@@ -185,11 +188,17 @@ def _parse(reader: _Reader, path: Path) -> Header:
         end = info.offset + info.rows * info.row_bytes
         if name in tensors:
             raise reader.fail(f"tensor {name} is listed twice")
+        if offset % alignment:
+            raise reader.fail(f"{name} begins at byte {offset}, no multiple of {alignment}")
         if end > reader.size:
             raise WeightError(
                 f"{path}: cut short: {name} ends at byte {end}, the file at {reader.size}"
             )
         tensors[name] = info
+    by_place = sorted(tensors.items(), key=lambda item: item[1].offset)
+    for (name, info), (other, following) in pairwise(by_place):
+        if info.offset + info.rows * info.row_bytes > following.offset:
+            raise reader.fail(f"{name} and {other} lie in the same bytes")
     return Header(path, metadata, tensors)
 
 

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
 
-from pyengine.errors import UnsupportedModelError
+from pyengine.errors import UnsupportedModelError, WeightError
 from pyengine.models.checkpoint import Checkpoint, open_checkpoint
 from pyengine.models.config import ModelConfig, parse_config
 from pyengine.models.gguf_config import KEYS, epsilon_key, gguf_families
+from pyengine.models.gguf_header import read_header
 from pyengine.models.gguf_tensors import (
     LONG_FACTORS,
     ROPE_FACTORS,
@@ -37,9 +38,13 @@ from pyengine.models.weights import plan_weights
 Array = np.ndarray[Any, Any]
 Metadata = Mapping[str, Any]
 
+MARK = ("general.quantized_by", "okernel-pyengine")
+"""What tells a file of ours from others, which are never replaced."""
+
 # Written anew, or about a file that was one of several.
 _NOT_COPIED = (
-    "general.architecture", "general.file_type", "general.quantization_version",
+    MARK[0], "general.architecture", "general.alignment", "general.file_type",
+    "general.quantization_version",
     "split.no", "split.count", "split.tensors.count",
 )  # fmt: skip
 # Facts that every file states in its own words.
@@ -98,6 +103,7 @@ def write_gguf(
     for key, value in keys.items():
         if key not in _NOT_COPIED:
             _add(writer, key, value)
+    writer.add_string(*MARK)
     writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)
     writer.add_quantization_version(2)
     divisors, tensors = _rope_divisors(config), _stored_tensors(config, spec, targets)
@@ -120,6 +126,14 @@ def write_gguf(
             meter.add(sum(target.nbytes for target in tensor.targets))
     writer.close()
     _check_says_the_same(file, config, spec)
+
+
+def is_ours(file: Path) -> bool:
+    """Whether write_gguf has written that file."""
+    try:
+        return bool(read_header(file).metadata.get(MARK[0]) == MARK[1])
+    except (WeightError, UnsupportedModelError):
+        return False
 
 
 def _form(path: Path, config: ModelConfig, spec: DecoderSpec) -> GGUFForm:

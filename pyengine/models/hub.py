@@ -85,9 +85,17 @@ def known_names() -> list[str]:
 def cache_folder() -> Path:
     """PYENGINE_CACHE, else pyengine under XDG_CACHE_HOME, else ~/.cache/pyengine."""
     if named := os.environ.get("PYENGINE_CACHE"):
-        return Path(named).expanduser()
+        return _at_home(Path(named))
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "pyengine"
+
+
+def _at_home(path: Path) -> Path:
+    """The path with ~ and ~user put in."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise RequestError(f"{path}: {error}") from error
 
 
 def resolve_model(model: str | os.PathLike[str], progress: Progress | None = None) -> Path:
@@ -103,7 +111,7 @@ def resolve_model(model: str | os.PathLike[str], progress: Progress | None = Non
         return pull(model, progress)
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
         raise RequestError(f"model={model!r}: expected a path or a name")
-    path = Path(model).expanduser()
+    path = _at_home(Path(model))
     if not os.path.lexists(path):
         raise RequestError(
             f"{model}: no such file or directory, nor a known model ({', '.join(known_names())}), "

@@ -25,7 +25,7 @@ from pyengine.models.checkpoint import (
 )
 from pyengine.models.config import load_config
 from pyengine.models.gguf import GGUFCheckpoint
-from pyengine.models.gguf_writer import write_gguf
+from pyengine.models.gguf_writer import is_ours, write_gguf
 from pyengine.models.quantized_tensors import Meter, Progress, Quantizer, Target, targets_of
 from pyengine.models.weights import choose_types, plan_weights
 from pyengine.native import DType
@@ -116,14 +116,14 @@ def _check_free(out: Path, force: bool) -> None:
     if not os.path.lexists(out):
         return
     if not force:
-        raise RequestError(f"{out} exists; --force replaces a quantised model")
+        raise RequestError(f"{out} exists; force (--force) replaces a quantised copy, nothing else")
     if out.suffix == ".gguf":
-        ours = out.is_file()
+        ours = out.is_file() and is_ours(out)
     else:
         config = out / "config.json"
         ours = config.is_file() and read_json(config).get("quantization_config") == Q8_0_DIRECTORY
     if not ours or out.is_symlink():
-        raise RequestError(f"{out} is not a quantised model, so it is not replaced")
+        raise RequestError(f"{out} is not a quantised copy of ours, so it is not replaced")
 
 
 # ---- the directory form ------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
 
 from pyengine.errors import WeightError
 from pyengine.models.checkpoint import Checkpoint
@@ -28,7 +30,8 @@ class Target:
         source: where it comes from; its name is kept.
         role: of the weight it belongs to.
         shape: (out, in) or (n); of a matrix stored (in, out) the other way round.
-        kind: "Q8_0", or the type it has already.
+        kind: "Q8_0", or the type it has already; "F32" of what is stored in q8_0 and cannot be in
+            the copy.
     """
 
     source: Source
@@ -73,6 +76,8 @@ def targets_of(
             if whole_blocks and shape[-1] % 32:
                 quantised = False
             kind = "Q8_0" if quantised else checkpoint.dtype(source.name)
+            if kind == "Q8_0" and whole_blocks and (shape[-1] % 32 or not weight.quantisable):
+                kind = "F32"
             found.append(Target(source, weight.role, shape, kind))
     return found
 
@@ -94,6 +99,9 @@ class Quantizer:
         """Rows of a target in order: uint8 blocks, or values as they are stored."""
         stored = DType[self._checkpoint.dtype(target.name)]
         for rows in self._rows(target):
+            if stored == DType.Q8_0 and target.kind == "F32":
+                yield dequantize(rows, GGMLQuantizationType.Q8_0)[:, : target.shape[1]]
+                continue
             if target.kind != "Q8_0" or stored == DType.Q8_0:
                 yield rows
                 continue

@@ -133,7 +133,7 @@ def choose_types(
         RequestError: another word, or a role that this model has no matrix of, or a type.
     """
     if weights not in (None, "q8_0", "float"):
-        raise RequestError(f"weights={weights!r}: expected 'q8_0', 'float' or None")
+        raise RequestError(f"weights={weights!r}: expected q8_0 or float")
     matrices = [weight for weight in plan.weights if weight.quantisable]
     roles = list(dict.fromkeys(weight.role for weight in matrices))
     kept: dict[str, DType] = {}
@@ -151,6 +151,8 @@ def choose_types(
             if any(checkpoint.stored_as(source.name) != "Q8_0" for source in weight.sources):
                 kept.setdefault(weight.role, dtype)
     quantised = "q8_0" if weights == "q8_0" else None
+    if keep and not quantised:
+        raise RequestError(f"keep={keep[0]!r}: nothing is quantised; it goes with weights='q8_0'")
     return WeightTypes(dtype, quantised, kept if quantised else {})
 
 

@@ -285,3 +285,9 @@ def test_a_suite_has_a_row_for_each_model_and_a_reason_for_what_it_cannot_do(tmp
     assert suite_exit_code(rows) == 2
     with pytest.raises(CannotCompare, match="no model directories"):
         run_suite(tmp_path / "nothing")
+
+
+def test_q8_0_beside_a_recording_is_not_judged_without_a_bar():
+    report = _run(dtype="q8_0")
+    assert (report.verdict, report.exit_code, report.gates) == ("not judged", 2, [])
+    assert _run(dtype="q8_0", min_cosine=0.99).verdict == "passed"

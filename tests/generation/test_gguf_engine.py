@@ -11,6 +11,7 @@ from pyengine import Engine
 from pyengine.generation.gguf_vocabulary import gguf_vocabulary
 from pyengine.models.quantize import quantize
 from tests.conftest import CHECKPOINTS
+from tests.tiny import write_tiny
 
 PROMPTS = ("In the beginning", "def fibonacci(n):\n", "It's 1234 files; Ünïcode")
 
@@ -31,3 +32,12 @@ def test_logits_and_text_are_those_of_the_directory(name: str, tmp_path: Path) -
     (ids, texts, logits), (expected_ids, expected_texts, expected_logits) = found
     assert ids == expected_ids and texts == expected_texts
     assert all(map(np.array_equal, logits, expected_logits))
+
+
+def test_a_vocabulary_of_single_bytes_needs_no_merges(tmp_path: Path) -> None:
+    """GGUF has no empty lists, so none is stored."""
+    model = write_tiny("llama", tmp_path / "model")
+    vocabulary = gguf_vocabulary(model, pre="gpt-2")
+    quantize(model, tmp_path / "m.gguf", vocabulary=vocabulary)
+    with Engine(tmp_path / "m.gguf", device="cpu") as engine:
+        assert engine.detokenize(engine.tokenize("hi")) == "hi"

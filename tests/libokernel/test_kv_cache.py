@@ -193,6 +193,7 @@ def test_wrong_arguments_of_rope_append_are_refused(arena, queue, put, refused):
             "heads=3 must be a positive multiple of kv_heads=2": {"heads": 3},
             "head_dim=1025": {"head_dim": 1025},
             "rotary_dim=10 must be even, >= 2 and <= head_dim=8": {"rotary_dim": 10},
+            "heads=4611686018427387904 must be <= 2^31": {"heads": 2**62},
             "stride=63 must be >= (heads + 2 kv_heads) * head_dim = 64": {"stride": 63},
         },
     )

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from pyengine.errors import InvalidArgument
 from pyengine.native import Activation, DType, NormKind, ops
 from tests import reference
 from tests.tolerances import F32, ON_CPU, ON_GPU, Tolerance, assert_close
@@ -168,5 +169,19 @@ def test_wrong_arguments_are_refused_by_name(lib, queue, arena, put, refused):
             "in=0 must be": {"in": 0},
             "eps=-1 must be finite": {"eps": -1.0},
             "x and y must not overlap": {"y": x.ptr},
+            "x and normed must not overlap": {"normed": x.ptr + 32},
+            "y and product must not overlap": {"product": y.ptr},
+            "normed and product must not overlap": {"product": normed.ptr},
+            "norm_weight is null": {"norm_weight": 0},
         },
     )
+    lib.c.ok_matmul_fused(**(good | {"rows": 0, "y": 0, "x": 0, "normed": 0, "product": 0}))
+
+
+def test_too_little_scratch_is_refused_before_anything_is_done(lib, queue, arena, put):
+    case = Case("rms", "gated", DType.Q8_0, 130, 34, 64)
+    lib.c.ok_queue_set_scratch(queue.handle, 0, 0)
+    with pytest.raises(InvalidArgument, match="ok_matmul_fused: the queue's scratch of 0 bytes"):
+        case.run(queue, arena, put, fused=True)
+    with pytest.raises(InvalidArgument), queue.record():
+        case.run(queue, arena, put, fused=True)

@@ -599,7 +599,7 @@ def test_a_gguf_file_is_copied_with_its_vocabulary(tmp_path: Path) -> None:
 def test_an_existing_result_is_replaced_only_when_asked(model: Path) -> None:
     copy = copied(model)
     before = (copy / "model.safetensors").read_bytes()
-    with pytest.raises(RequestError, match="exists; --force"):
+    with pytest.raises(RequestError, match="exists; force"):
         copied(model)
     copied(model, force=True, keep=["embed"])
     assert (copy / "model.safetensors").read_bytes() != before
@@ -610,11 +610,28 @@ def test_nothing_but_a_quantised_model_is_ever_replaced(model: Path) -> None:
     precious = model.parent / "copy"
     precious.mkdir()
     (precious / "diary").write_text("dear")
-    with pytest.raises(RequestError, match="is not a quantised model"):
+    with pytest.raises(RequestError, match="is not a quantised copy of ours"):
         copied(model, force=True)
     with pytest.raises(RequestError, match="is the model itself"):
         quantize(model, model, force=True)
     assert (precious / "diary").read_text() == "dear"
+    file = model.parent / "copy.gguf"
+    quantize(model, file, vocabulary={"general.quantized_by": "someone"})
+    quantize(model, file, force=True)  # ours, whatever it was made from
+    file.write_bytes(b"GGUF, my notes")
+    with pytest.raises(RequestError, match="is not a quantised copy of ours"):
+        quantize(model, file, force=True)
+    assert file.read_bytes() == b"GGUF, my notes"
+
+
+def test_a_quantised_directory_becomes_a_gguf_file_whatever_its_rows(tmp_path: Path) -> None:
+    model = write_tiny("llama", tmp_path / "model", intermediate_size=172)
+    quantize(model, tmp_path / "copy")
+    report = quantize(tmp_path / "copy", tmp_path / "copy.gguf")
+    assert set(report.kept.values()) == {"F32"}  # 172 are no whole blocks: the same numbers
+    types = WeightTypes(DType.F32, "q8_0", {"down": DType.F32})
+    got = [logits_of(tmp_path / name, types) for name in ("copy", "copy.gguf")]
+    assert np.array_equal(got[0], got[1])
 
 
 _KILLED = """

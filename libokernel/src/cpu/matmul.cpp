@@ -147,6 +147,8 @@ ok_status ok_matmul_fused(ok_queue *queue, float *y, const float *x, ok_norm nor
                                                   epilogue, activation, product, rows, out, in))
         return status;
     if (rows == 0) return OK_SUCCESS;
+    const uint64_t needed = scratch_bytes(kind_of(dtype, queue->quantized_activations), rows, in);
+    if (ok_status status = ok::check_scratch(__func__, queue, needed, "ok_matmul_scratch_bytes")) return status;
     return ok::matmul_separately(queue, y, x, norm, norm_weight, norm_bias, eps, normed, weight, dtype, bias, epilogue,
                                  activation, product, rows, out, in);
 }

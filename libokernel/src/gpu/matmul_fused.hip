@@ -253,6 +253,9 @@ ok_status ok_matmul_fused(ok_queue *queue, float *y, const float *x, ok_norm nor
     if (rows == 0) return OK_SUCCESS;
     const bool fits = rows <= ok::kFusedRows && (dtype == OK_Q8_0 || rows * ok::padded_cols(in) <= ok::kStagedValues);
     const bool plain = norm == OK_NORM_NONE && epilogue == OK_EPILOGUE_NONE;
+    uint64_t needed = 0;
+    if (rows > ok::kVectorRows && !queue->deterministic) ok_matmul_scratch_bytes(dtype, rows, out, in, &needed);
+    if (ok_status status = ok::check_scratch(__func__, queue, needed, "ok_matmul_scratch_bytes")) return status;
     if (!fits || plain || queue->deterministic || !ok::prefers_fused())
         return ok::matmul_separately(queue, y, x, norm, norm_weight, norm_bias, eps, normed, weight, dtype, bias,
                                      epilogue, activation, product, rows, out, in);

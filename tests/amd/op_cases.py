@@ -351,7 +351,7 @@ class Fused:
 
 FUSED = {
     "rms-gated": Fused(NormKind.RMS, True, 1, 600),
-    "layer-plain": Fused(NormKind.LAYER, False, 3, 70),
+    "layer-plain": Fused(NormKind.LAYER, False, 2, 70),
 }
 
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pyengine.evidence.quantized import round_trip
 from pyengine.generation.source import ModelSource
 from pyengine.models.checkpoint import Checkpoint
-from pyengine.models.config import ModelConfig
 from pyengine.models.layouts import Transposed
 from pyengine.models.loading import widen
+from pyengine.models.model_config import ModelConfig
 from pyengine.models.positions import RopeConfig, frequencies
 from pyengine.models.spec import DecoderSpec
 from pyengine.models.weights import expected_weights

@@ -22,7 +22,8 @@ from pyengine.evidence.prompts import Prompt
 from pyengine.evidence.quantized import BLOCK
 from pyengine.evidence.reference import Expected, Reference
 from pyengine.generation.source import ModelSource, open_model
-from pyengine.models.config import ModelConfig, parse_config
+from pyengine.models.config import parse_config
+from pyengine.models.model_config import ModelConfig
 
 STRUCTURAL_ERROR = 0.05
 """A structural control must bring the largest error to this share of the largest logit ..."""

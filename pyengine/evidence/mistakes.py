@@ -17,7 +17,7 @@ from pyengine.errors import CannotCompare
 from pyengine.evidence.altered import Model
 from pyengine.generation.engine import Engine
 from pyengine.generation.scheduler import Runner
-from pyengine.models.config import ModelConfig
+from pyengine.models.model_config import ModelConfig
 from pyengine.models.positions import RopeConfig
 from pyengine.models.spec import DecoderSpec
 from pyengine.native import Activation

@@ -9,8 +9,8 @@ from pyengine.errors import OutOfMemory, RequestError
 from pyengine.generation.kv_cache import blocks_for
 from pyengine.generation.runner import StepRunner
 from pyengine.generation.step import StepShape
-from pyengine.models.config import ModelConfig
 from pyengine.models.memory import MemoryPlan, memory_plan
+from pyengine.models.model_config import ModelConfig
 from pyengine.models.spec import DecoderSpec
 from pyengine.models.weights import WeightTypes
 from pyengine.native import Device, DType

@@ -10,8 +10,9 @@ from pyengine.errors import RequestError
 from pyengine.generation.tokenizer import Tokenizer
 from pyengine.generation.tokenizer_files import load_tokenizer
 from pyengine.models.checkpoint import Checkpoint, main_type, open_checkpoint
-from pyengine.models.config import ModelConfig, load_config, parse_config
+from pyengine.models.config import load_config, parse_config
 from pyengine.models.hub import resolve_model
+from pyengine.models.model_config import ModelConfig
 from pyengine.models.spec import DecoderSpec
 from pyengine.models.weights import FLOATS
 from pyengine.native import DType

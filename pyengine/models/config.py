@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyengine.models
 from pyengine.errors import ConfigError, UnsupportedModelError
 from pyengine.models.checkpoint import Q8_0_DIRECTORY, open_checkpoint, read_json
-from pyengine.models.positions import RopeConfig
+from pyengine.models.families import family_spec
+from pyengine.models.model_config import ModelConfig
 from pyengine.models.rope_parameters import read_rope
 from pyengine.models.spec import REQUIRED, DecoderSpec, Field, Values
 from pyengine.native import Activation
@@ -58,88 +56,6 @@ _ROPE_KEYS = frozenset(
     "rope_theta rope_scaling rope_parameters partial_rotary_factor"
     " original_max_position_embeddings".split()
 )
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """One model's numbers under Hugging Face's names, defaults filled in.
-
-    Attributes:
-        max_position_embeddings: trained context length in tokens.
-        position_limit: tokens beyond which the model cannot go at all (learned positions), or None.
-        norm_eps: epsilon of every norm.
-        activation: the MLP's nonlinearity; hidden_act is config.json's word for it.
-        rope: rotary parameters, None where positions are ALiBi or learned.
-        layer_windows: keys each layer sees, own included; 0 = all.
-        attention_scales: factor on q.k of each layer.
-        eos_token_ids: ids that end a text; generation_config.json overrides config.json.
-        ignored_fields: keys of config.json that were not read and are not known to be harmless.
-        source: the file this was read from.
-    """
-
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    position_limit: int | None
-    norm_eps: float
-    hidden_act: str
-    activation: Activation
-    tie_word_embeddings: bool
-    rope: RopeConfig | None
-    layer_windows: tuple[int, ...]
-    attention_scales: tuple[float, ...]
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    pad_token_id: int | None
-    ignored_fields: tuple[str, ...]
-    source: str
-
-    @property
-    def q_width(self) -> int:
-        """Values of one row's queries, all heads together."""
-        return self.num_attention_heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        """Values of one row's keys (or values), all kv heads together."""
-        return self.num_key_value_heads * self.head_dim
-
-
-def families() -> list[str]:
-    """The model types that can be run: files of this folder that hold a SPEC, sorted."""
-    names = (module.name for module in pkgutil.iter_modules(pyengine.models.__path__))
-    return sorted(name for name in names if _find_spec(name))
-
-
-def family_spec(model_type: str) -> DecoderSpec:
-    """The spec of a family.
-
-    Raises:
-        UnsupportedModelError: there is no such family; the message lists those there are.
-    """
-    spec = _find_spec(model_type) if re.fullmatch(r"[a-z][a-z0-9_]*", model_type) else None
-    if spec is None:
-        known = ", ".join(families())
-        raise UnsupportedModelError(f"model_type {model_type!r} is not supported; known: {known}")
-    return spec
-
-
-def _find_spec(name: str) -> DecoderSpec | None:
-    full_name = f"pyengine.models.{name}"
-    try:
-        module = importlib.import_module(full_name)
-    except ModuleNotFoundError as error:
-        if error.name != full_name:
-            raise
-        return None
-    spec = getattr(module, "SPEC", None)
-    return spec if isinstance(spec, DecoderSpec) else None
 
 
 def load_config(path: str | os.PathLike[str]) -> tuple[ModelConfig, DecoderSpec]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pyengine.models.config import ModelConfig
 from pyengine.models.loading import Block, Weights
 from pyengine.models.memory import activation_shapes, rope_table_shape
+from pyengine.models.model_config import ModelConfig
 from pyengine.models.positions import RopeConfig, alibi_slopes, rope_rows
 from pyengine.models.spec import DecoderSpec
 from pyengine.native import Arena, Buffer, DType, NormKind, Queue, ops

@@ -13,7 +13,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from pyengine.errors import ConfigError, UnsupportedModelError, WeightError
-from pyengine.models.config import families, family_spec
+from pyengine.models.families import families, family_spec
 from pyengine.models.gguf_header import Array, Header, read_rows
 from pyengine.models.gguf_tensors import (
     LONG_FACTORS,

@@ -13,8 +13,8 @@ import numpy as np
 from gguf.constants import MODEL_TENSOR as T
 from gguf.constants import TENSOR_NAMES
 
-from pyengine.models.config import ModelConfig
 from pyengine.models.gguf_header import Array
+from pyengine.models.model_config import ModelConfig
 from pyengine.models.spec import DecoderSpec, GGUFForm
 
 _TENSORS = {  # our role -> the package's

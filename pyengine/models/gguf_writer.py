@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
 
 from pyengine.errors import UnsupportedModelError, WeightError
 from pyengine.models.checkpoint import Checkpoint, open_checkpoint
-from pyengine.models.config import ModelConfig, parse_config
+from pyengine.models.config import parse_config
 from pyengine.models.gguf_config import KEYS, epsilon_key, gguf_families
 from pyengine.models.gguf_header import read_header
 from pyengine.models.gguf_tensors import (
@@ -30,6 +30,7 @@ from pyengine.models.gguf_tensors import (
     stored_names,
 )
 from pyengine.models.loading import widen
+from pyengine.models.model_config import ModelConfig
 from pyengine.models.positions import frequencies
 from pyengine.models.quantized_tensors import Meter, Progress, Quantizer, Target
 from pyengine.models.spec import DecoderSpec, GGUFForm

@@ -14,7 +14,7 @@ import numpy as np
 
 from pyengine.errors import WeightError
 from pyengine.models.checkpoint import Checkpoint
-from pyengine.models.config import ModelConfig
+from pyengine.models.model_config import ModelConfig
 from pyengine.models.spec import DecoderSpec
 from pyengine.models.weights import (
     SLICE_BYTES,

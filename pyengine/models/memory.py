@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from pyengine.models.config import ModelConfig
+from pyengine.models.model_config import ModelConfig
 from pyengine.models.spec import DecoderSpec
 from pyengine.models.weights import SLICE_BYTES, WeightTypes, expected_weights
 from pyengine.native import DType, Library, ops

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pyengine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyengine.models.config import ModelConfig
+    from pyengine.models.model_config import ModelConfig
 
 Values = Mapping[str, Any]
 REQUIRED = object()

@@ -15,8 +15,8 @@ import numpy as np
 
 from pyengine.errors import RequestError, WeightError
 from pyengine.models.checkpoint import Checkpoint, is_ignorable, main_type
-from pyengine.models.config import ModelConfig
 from pyengine.models.layouts import Layout, PerHead, Rows, Transposed
+from pyengine.models.model_config import ModelConfig
 from pyengine.models.spec import DecoderSpec
 from pyengine.native import DType
 

@@ -12,15 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyengine.errors import ConfigError, UnsupportedModelError
-from pyengine.models.config import (
-    ModelConfig,
-    describe,
-    eos_token_ids,
-    families,
-    family_spec,
-    load_config,
-    parse_config,
-)
+from pyengine.models.config import describe, eos_token_ids, load_config, parse_config
+from pyengine.models.families import families, family_spec
+from pyengine.models.model_config import ModelConfig
 from pyengine.models.spec import DecoderSpec
 from pyengine.models.weights import parameter_count
 from pyengine.native import Activation

@@ -9,7 +9,8 @@ import pytest
 from pyengine.evidence.parity import run_parity
 from pyengine.evidence.reference import RecordedReference
 from pyengine.generation.engine import Engine
-from pyengine.models.config import families, load_config
+from pyengine.models.config import load_config
+from pyengine.models.families import families
 from tests.conftest import CHECKPOINTS, GOLDEN, ROOT
 from tests.tiny import VARIANTS
 

@@ -198,7 +198,8 @@ OK_API ok_status ok_matmul(ok_queue *queue, float *y, const float *x, const void
                            int64_t in);
 OK_API ok_status ok_matmul_scratch_bytes(ok_dtype dtype, int64_t rows, int64_t out, int64_t in, uint64_t *host_bytes);
 /* How q8_0 meets activations. CPU build: 1, the default: rounded to 16 bits, q = round(x / d) with d = max|x| / 32639
- * per row and 32 values, and multiplied as integers, exactly; 0: kept in f32, which is slower. GPU builds keep 22
+ * per row and 32 values, and multiplied as integers, exactly (a block whose d would be
+ * subnormal, all below 4e-34, counts as zeros); 0: kept in f32, which is slower. GPU builds keep 22
  * bits or more: OK_ERR_UNSUPPORTED for 1. A property of the queue, read when an operation is queued. */
 OK_API ok_status ok_queue_set_quantized_activations(ok_queue *queue, int32_t on);
 /* Whether matmuls and attention use one variant of their kernels whatever the number of rows and the context, so that a
